@@ -1,0 +1,18 @@
+"""`agent:` the agent run time. Read and checked, not active yet."""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal
+
+import msgspec
+from msgspec import Meta
+
+
+class ToolSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    name: Annotated[str, Meta(min_length=1, max_length=64)]
+    type: Literal["local", "builtin"]
+
+
+class AgentSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    tools: list[ToolSettings] = []
+    max_iterations: Annotated[int, Meta(ge=1, le=1000)] = 10

@@ -1,0 +1,73 @@
+"""Where each KV tensor and each slot header lies in the memfd that the service owns.
+
+Pure arithmetic, shared by the service (which creates and frees the memory) and the engine (which maps it and
+binds it to ONNX Runtime by pointer).
+
+The file is: one header page a slot, then for each layer K and V as `[slots, kv_heads, max_len, head_dim]`, so
+that any contiguous range of slots is a batch. Tensors start on 64 KiB borders: larger than every page size
+that Arm Linux uses (4, 16 and 64 KiB), so that freeing a slot's pages never touches its neighbour's tensor.
+"""
+
+from __future__ import annotations
+
+import msgspec
+
+from magnitude.models.description import KV_ITEM_BYTES, DecoderShape, KvType
+
+ALIGN_BYTES = 65536
+LAYOUT_VERSION = 1
+
+
+def _aligned(size_bytes: int) -> int:
+    return -(-size_bytes // ALIGN_BYTES) * ALIGN_BYTES
+
+
+class KvLayout(msgspec.Struct, frozen=True, kw_only=True):
+    """Layout of one model's KV memory."""
+
+    layers: int
+    slots: int
+    kv_heads: int
+    max_len: int
+    head_dim: int
+    kv_type: KvType
+
+    @classmethod
+    def of(cls, shape: DecoderShape, *, slots: int, max_len: int) -> KvLayout:
+        return cls(
+            layers=shape.layers,
+            slots=slots,
+            kv_heads=shape.kv_heads,
+            max_len=max_len,
+            head_dim=shape.head_dim,
+            kv_type=shape.kv_type,
+        )
+
+    @property
+    def layout_id(self) -> str:
+        """Names the layout in slot headers, saved prefixes and dumps."""
+        return f"v{LAYOUT_VERSION}-{self.kv_type}-l{self.layers}-h{self.kv_heads}-d{self.head_dim}-m{self.max_len}"
+
+    @property
+    def slot_bytes(self) -> int:
+        """Bytes of one slot within one tensor."""
+        return self.kv_heads * self.max_len * self.head_dim * KV_ITEM_BYTES[self.kv_type]
+
+    @property
+    def header_bytes(self) -> int:
+        return ALIGN_BYTES * self.slots
+
+    @property
+    def tensor_bytes(self) -> int:
+        return _aligned(self.slot_bytes * self.slots)
+
+    @property
+    def total_bytes(self) -> int:
+        return self.header_bytes + 2 * self.layers * self.tensor_bytes
+
+    def header_offset(self, slot: int) -> int:
+        return ALIGN_BYTES * slot
+
+    def tensor_offset(self, layer: int, value: bool, slot: int = 0) -> int:
+        """Offset of `slot` in layer `layer`'s K (`value=False`) or V (`value=True`) tensor."""
+        return self.header_bytes + (2 * layer + value) * self.tensor_bytes + slot * self.slot_bytes

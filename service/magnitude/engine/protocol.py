@@ -1,0 +1,278 @@
+"""The messages between the service and its engine.
+
+A frame is a 4-byte little-endian length and one msgpack-encoded message (`wire.py`). The two sides say `Hello`
+first and part at once when their `PROTOCOL_VERSION` differs. Every message about a request carries the
+`request_id` that the service chose. File descriptors (the KV memfd) travel beside a `LoadModel` frame.
+
+All per-request state of the engine can be rebuilt from `Generate` alone: prompt, ids emitted so far, sampler
+settings and seed. The engine keeps nothing that would be lost with it.
+"""
+
+from __future__ import annotations
+
+from typing import Literal
+
+import msgspec
+
+from magnitude.engine.kv_layout import KvLayout
+from magnitude.models.description import ModelDescription
+
+PROTOCOL_VERSION = 1
+MAX_FRAME_BYTES = 256 * 1024 * 1024  # largest tensor message; a longer length word means a broken stream
+
+FinishReason = Literal["stop", "length", "cancelled", "error"]
+
+
+class Message(msgspec.Struct, frozen=True, kw_only=True, tag_field="t", array_like=False):
+    """Root of all messages."""
+
+
+# --- both ways ---
+
+
+class Hello(Message, frozen=True, kw_only=True, tag="hello"):
+    protocol_version: int
+    software_version: str
+    pid: int
+    ort_version: str = ""
+    providers: tuple[str, ...] = ()
+    cpu_features: tuple[str, ...] = ()
+
+
+# --- service to engine ---
+
+
+class SamplerSettings(Message, frozen=True, kw_only=True, tag="sampler"):
+    """How the next token is drawn. `temperature` 0 is greedy. Neutral values switch a step off."""
+
+    temperature: float = 0.3
+    top_p: float = 1.0
+    top_k: int = 0
+    min_p: float = 0.0
+    repetition_penalty: float = 1.0
+    presence_penalty: float = 0.0
+    frequency_penalty: float = 0.0
+    logit_bias: dict[int, float] = {}
+    seed: int = 0  # unsigned 64 bit; with the position it keys the counter-based generator
+
+
+class GrammarSpec(Message, frozen=True, kw_only=True, tag="grammar"):
+    """What the output must match: `text` is a JSON schema, a regular expression or a Lark grammar."""
+
+    kind: Literal["json_schema", "regex", "lark"]
+    text: str
+
+
+class LoadModel(Message, frozen=True, kw_only=True, tag="load"):
+    """Load a model. For a decoder one file descriptor (the KV memfd) comes with the frame."""
+
+    request_id: int
+    model: ModelDescription
+    threads: int
+    kv: KvLayout | None = None
+
+
+class UnloadModel(Message, frozen=True, kw_only=True, tag="unload"):
+    request_id: int
+    model: str
+
+
+class Generate(Message, frozen=True, kw_only=True, tag="generate"):
+    """Run one generation in KV slot `slot`.
+
+    `emitted` are ids that an earlier engine already delivered; they are not sent again. The generation ends at
+    one of `stop_ids` (which is delivered), after `max_new_tokens` in total, at the slot's end, or at a
+    `CancelRequest`. `kv_valid_tokens` positions of the slot are already right (0: compute everything).
+    """
+
+    request_id: int
+    model: str
+    slot: int
+    prompt: list[int]
+    emitted: list[int] = []
+    max_new_tokens: int
+    sampler: SamplerSettings
+    grammar: GrammarSpec | None = None
+    stop_ids: tuple[int, ...] = ()
+    logprobs: int | None = None  # None: none; n: the chosen token's and the n best (n may be 0)
+    prefill_chunk: int = 128
+    kv_valid_tokens: int = 0
+
+
+class Embed(Message, frozen=True, kw_only=True, tag="embed"):
+    """Run an encoder on `inputs` (token ids with their special tokens). Answered by `Vectors`.
+
+    `token_types` runs beside `inputs` (for pairs); empty means all zero.
+    """
+
+    request_id: int
+    model: str
+    inputs: list[list[int]]
+    token_types: list[list[int]] = []
+
+
+class Tensor(Message, frozen=True, kw_only=True, tag="tensor"):
+    """A plain tensor: `data` is C-ordered, little-endian; `dtype` is NumPy's name (strings are not carried)."""
+
+    name: str
+    dtype: str
+    shape: tuple[int, ...]
+    data: bytes
+
+
+class InferTensors(Message, frozen=True, kw_only=True, tag="infer"):
+    """Run any ONNX model: tensors in, tensors out. Answered by `TensorsOut`."""
+
+    request_id: int
+    model: str
+    inputs: list[Tensor]
+    outputs: list[str] = []  # empty: all
+
+
+class CancelRequest(Message, frozen=True, kw_only=True, tag="cancel"):
+    """Stop `target` within one token or one prefill chunk. A request that is already over is ignored."""
+
+    target: int
+
+
+class GetStats(Message, frozen=True, kw_only=True, tag="get_stats"):
+    request_id: int
+
+
+class Drain(Message, frozen=True, kw_only=True, tag="drain"):
+    """Finish what is open, take nothing new; answered by `Drained`."""
+
+    request_id: int
+
+
+class Shutdown(Message, frozen=True, kw_only=True, tag="shutdown"):
+    """Leave now; open requests are lost to the engine (the service still holds them)."""
+
+
+# --- engine to service ---
+
+
+class TensorInfo(Message, frozen=True, kw_only=True, tag="tensor_info"):
+    """Name, type and shape of a graph input or output; -1 stands for a free dimension."""
+
+    name: str
+    dtype: str
+    shape: tuple[int, ...]
+
+
+class Loaded(Message, frozen=True, kw_only=True, tag="loaded"):
+    request_id: int
+    model: str
+    load_s: float
+    inputs: tuple[TensorInfo, ...] = ()
+    outputs: tuple[TensorInfo, ...] = ()
+
+
+class Done(Message, frozen=True, kw_only=True, tag="done"):
+    """The request is over and has no other answer (unload)."""
+
+    request_id: int
+
+
+class Failed(Message, frozen=True, kw_only=True, tag="failed"):
+    """The request is over; the fields are those of `MagnitudeError`."""
+
+    request_id: int
+    code: str
+    message: str
+    hint: str = ""
+    param: str | None = None
+    permanent: bool = False
+
+
+class TokenLogprob(Message, frozen=True, kw_only=True, tag="lp"):
+    """Log probability of the chosen token after the sampler's masks and penalties, and the best alternatives."""
+
+    logprob: float
+    top: list[tuple[int, float]] = []
+
+
+class Tokens(Message, frozen=True, kw_only=True, tag="tokens"):
+    """New ids of a generation, in order. `logprobs` is empty or as long as `ids`."""
+
+    request_id: int
+    ids: list[int]
+    logprobs: list[TokenLogprob] = []
+
+
+class PrefillProgress(Message, frozen=True, kw_only=True, tag="prefill"):
+    """`done_tokens` of the prompt are in the KV cache."""
+
+    request_id: int
+    done_tokens: int
+    total_tokens: int
+
+
+class Finished(Message, frozen=True, kw_only=True, tag="finished"):
+    """A generation is over; times are the engine's own."""
+
+    request_id: int
+    reason: FinishReason
+    prompt_tokens: int
+    new_tokens: int
+    wait_s: float  # from receiving `Generate` to its first step
+    prefill_s: float
+    decode_s: float
+
+
+class Vectors(Message, frozen=True, kw_only=True, tag="vectors"):
+    """`count` rows of `width` little-endian float32: embeddings, or scores with width 1."""
+
+    request_id: int
+    count: int
+    width: int
+    data: bytes
+    run_s: float
+
+
+class TensorsOut(Message, frozen=True, kw_only=True, tag="tensors_out"):
+    request_id: int
+    outputs: list[Tensor]
+    run_s: float
+
+
+class Stats(Message, frozen=True, kw_only=True, tag="stats"):
+    request_id: int
+    rss_bytes: int
+    anon_bytes: int
+    open_requests: int
+    steps: int
+    models: tuple[str, ...]
+
+
+class Drained(Message, frozen=True, kw_only=True, tag="drained"):
+    request_id: int
+
+
+class Heartbeat(Message, frozen=True, kw_only=True, tag="heartbeat"):
+    """Sent twice a second by a thread of its own. `steps` counts finished graph runs: *that* is progress; the
+    message itself only says that the process breathes. `busy_s` is the age of the run under way (0: idle)."""
+
+    steps: int
+    open_requests: int
+    busy_s: float
+    rss_bytes: int
+
+
+ToEngine = (
+    Hello | LoadModel | UnloadModel | Generate | Embed | InferTensors | CancelRequest | GetStats | Drain | Shutdown
+)
+ToService = (
+    Hello
+    | Loaded
+    | Done
+    | Failed
+    | Tokens
+    | PrefillProgress
+    | Finished
+    | Vectors
+    | TensorsOut
+    | Stats
+    | Drained
+    | Heartbeat
+)

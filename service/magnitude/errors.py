@@ -1,0 +1,117 @@
+"""The one tree of errors.
+
+An error that a user sees says what happened (`message`), where (`param`, a path or a field) and what to do
+next (`hint`). `code` is the stable, machine-readable name. How an error becomes an HTTP status is the
+business of `intake`, how it becomes an exit status that of `cli`.
+"""
+
+from __future__ import annotations
+
+
+class MagnitudeError(Exception):
+    """Root of all errors raised on purpose.
+
+    `permanent` tells the supervisor whether trying again can help: a broken file stays broken.
+    """
+
+    code = "internal_error"
+    permanent = False
+
+    def __init__(self, message: str, *, hint: str = "", param: str | None = None, code: str | None = None):
+        super().__init__(message)
+        self.message = message
+        self.hint = hint
+        self.param = param
+        if code is not None:
+            self.code = code
+
+    def __str__(self) -> str:
+        return f"{self.message}. {self.hint}" if self.hint else self.message
+
+
+class ConfigError(MagnitudeError):
+    """The configuration cannot be used; `param` names the file, line or key."""
+
+    code = "config_invalid"
+    permanent = True
+
+
+class ModelError(MagnitudeError):
+    """A model folder or file cannot be used (missing, torn, wrong version, wrong hash)."""
+
+    code = "model_invalid"
+    permanent = True
+
+
+class ImportFailed(ModelError):
+    """An import was refused or broke off; nothing usable was left behind."""
+
+    code = "import_failed"
+
+
+class BudgetExceeded(MagnitudeError):
+    """The ledger says that it does not fit into the memory that there is."""
+
+    code = "memory_budget_exceeded"
+    permanent = True
+
+
+class EngineError(MagnitudeError):
+    """The engine process could not do its work."""
+
+    code = "engine_error"
+
+
+class EngineGone(EngineError):
+    """The engine died or fell silent while it held the request."""
+
+    code = "engine_gone"
+
+
+class EngineNotReady(EngineError):
+    """No engine with that model is up yet (starting, or waiting to be started again)."""
+
+    code = "engine_not_ready"
+
+
+class RequestError(MagnitudeError):
+    """The request is at fault; sending it again unchanged will fail again."""
+
+    code = "invalid_request"
+    permanent = True
+
+
+class ContextLengthExceeded(RequestError):
+    code = "context_length_exceeded"
+
+
+class ModelNotFound(RequestError):
+    code = "model_not_found"
+
+
+class Unauthorized(RequestError):
+    code = "invalid_api_key"
+
+
+class Forbidden(RequestError):
+    code = "forbidden"
+
+
+class TooLarge(RequestError):
+    code = "request_too_large"
+
+
+class Overloaded(MagnitudeError):
+    """The queue is full; `retry_after_s` is when it is worth asking again."""
+
+    code = "queue_full"
+
+    def __init__(self, message: str, *, retry_after_s: float = 1.0, hint: str = "", param: str | None = None):
+        super().__init__(message, hint=hint, param=param)
+        self.retry_after_s = retry_after_s
+
+
+class Cancelled(MagnitudeError):
+    """The client went away or asked to stop; not a failure of the service."""
+
+    code = "cancelled"

@@ -1,0 +1,1 @@
+"""Feedback: aggregates and metrics of what happened."""

@@ -1,0 +1,1 @@
+"""Intake: the HTTP face. Knows requests, keys and error shapes; knows nothing of ONNX Runtime."""

@@ -1,0 +1,86 @@
+"""What the service and the engine need to know of a model, without opening a graph.
+
+A `ModelDescription` is made from a model folder: from our `manifest.json` where there is one, otherwise from the
+folder's own `genai_config.json`. It is plain data, so that it can be sent to the engine.
+"""
+
+from __future__ import annotations
+
+from typing import Literal
+
+import msgspec
+
+Kind = Literal["decoder", "embedder", "reranker", "tensors"]
+KvType = Literal["float32", "float16", "int8"]
+
+KV_ITEM_BYTES: dict[KvType, int] = {"float32": 4, "float16": 2, "int8": 1}
+
+
+class DecoderShape(msgspec.Struct, frozen=True, kw_only=True):
+    """Shape and input names of a decoder graph with in-place KV.
+
+    KV tensors are `[batch, kv_heads, positions, head_dim]`. The name patterns hold one `%d` for the layer.
+    """
+
+    layers: int
+    kv_heads: int
+    head_dim: int
+    vocab_size: int  # width of the logits; may be larger than the tokenizer's vocabulary (padding)
+    hidden_size: int
+    context_length: int  # positions the model was trained for
+    kv_type: KvType = "float32"
+    logits_all_positions: bool = False  # foreign graphs give a row a token, ours the last row only
+    input_ids: str = "input_ids"
+    attention_mask: str | None = "attention_mask"
+    position_ids: str | None = None
+    past_key: str = "past_key_values.%d.key"
+    past_value: str = "past_key_values.%d.value"
+    present_key: str = "present.%d.key"
+    present_value: str = "present.%d.value"
+    logits: str = "logits"
+
+    def kv_bytes_per_token(self) -> int:
+        """Bytes of K and V of one position over all layers."""
+        return 2 * self.layers * self.kv_heads * self.head_dim * KV_ITEM_BYTES[self.kv_type]
+
+
+class EncoderShape(msgspec.Struct, frozen=True, kw_only=True):
+    """Shape of an encoder graph that pools inside the graph.
+
+    Inputs `input_ids`, `attention_mask` and, where `token_type_ids` is true, `token_type_ids`, all int64
+    `[batch, tokens]`. Output `output`: `[batch, width]` float32 (embeddings, or one score a row for a reranker).
+    """
+
+    width: int
+    max_tokens: int
+    token_type_ids: bool = True
+    output: str = "embeddings"
+    normalised: bool = True
+
+
+class SpecialTokens(msgspec.Struct, frozen=True, kw_only=True):
+    """Ids with a meaning of their own. `add_bos` says whether raw text wants a begin token."""
+
+    bos: int | None = None
+    eos: tuple[int, ...] = ()
+    pad: int | None = None
+    add_bos: bool = False
+
+
+class ModelDescription(msgspec.Struct, frozen=True, kw_only=True):
+    """One model as it lies on disk. `folder` is absolute, the files are names inside it."""
+
+    name: str
+    kind: Kind
+    family: str
+    folder: str
+    graph_file: str
+    model_hash: str  # sha256 over the graph and its weights: keys everything that is derived from the model
+    weight_bytes: int
+    special: SpecialTokens = SpecialTokens()
+    decoder: DecoderShape | None = None
+    encoder: EncoderShape | None = None
+    tokenizer_file: str | None = "tokenizer.json"
+    chat_template_file: str | None = None
+    licence: str = ""
+    created_s: int = 0  # wall clock, for people only

@@ -1,0 +1,1 @@
+"""Policy: situation in, strategy out. Pure."""

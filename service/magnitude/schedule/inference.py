@@ -1,0 +1,115 @@
+"""What the rest of the service may ask of the models: the seam between `intake` and everything behind it.
+
+`intake` (and later the agent) sees only this interface, so that it is tested against a fake.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Protocol
+
+import msgspec
+
+from magnitude.engine.protocol import (
+    FinishReason,
+    GrammarSpec,
+    SamplerSettings,
+    Tensor,
+    TensorInfo,
+    TokenLogprob,
+)
+from magnitude.models.description import ModelDescription
+
+
+class GenerationTask(msgspec.Struct, frozen=True, kw_only=True):
+    """One generation as intake hands it over. Token ids only; text stays outside."""
+
+    request_key: str  # shown in logs and headers
+    model: str
+    prompt: list[int]
+    max_new_tokens: int
+    sampler: SamplerSettings
+    grammar: GrammarSpec | None = None
+    stop_ids: tuple[int, ...] = ()
+    logprobs: int | None = None
+    client: str = ""  # name of the API key, for accounts
+
+
+class Emission(msgspec.Struct, frozen=True, kw_only=True):
+    """New tokens (`reason` None), or the end (`ids` empty, `reason` and the times set)."""
+
+    ids: list[int] = []
+    logprobs: list[TokenLogprob] = []
+    reason: FinishReason | None = None
+    queue_s: float = 0.0
+    prefill_s: float = 0.0
+    decode_s: float = 0.0
+    cached_tokens: int = 0
+
+
+class Generation(Protocol):
+    """A generation under way. Whoever holds it must `cancel()` or read to the end; both may happen."""
+
+    async def next(self) -> Emission:
+        """The next emission; the one with a `reason` is the last. Raises a `MagnitudeError` on failure."""
+        ...
+
+    def cancel(self, why: str) -> None:
+        """Stop within one step and free the slot. Safe to call at any time, more than once, and after the end."""
+        ...
+
+
+class VectorsResult(msgspec.Struct, frozen=True, kw_only=True):
+    """`rows[i]` are little-endian float32 of `width` values for input i."""
+
+    width: int
+    rows: list[bytes]
+    queue_s: float
+    run_s: float
+
+
+class ServiceHealth(msgspec.Struct, frozen=True, kw_only=True):
+    """`live`: the loop turns. `ready`: every model that should serve can. `reasons`: why not, in words."""
+
+    live: bool
+    ready: bool
+    reasons: list[str]
+    engine_pid: int | None
+    engine_restarts: int
+    queue_depth: int
+    running: int
+    uptime_s: float
+
+
+class Inference(Protocol):
+    def models(self) -> Sequence[ModelDescription]:
+        """Models that requests may name, default chat model first."""
+        ...
+
+    def model(self, name: str) -> ModelDescription:
+        """The model of that name or alias; "" or "default" is the default chat model. Raises `ModelNotFound`."""
+        ...
+
+    def context_length(self, name: str) -> int:
+        """Positions a request may use (prompt + answer): the KV slot's length for a decoder."""
+        ...
+
+    def signature(self, name: str) -> tuple[tuple[TensorInfo, ...], tuple[TensorInfo, ...]]:
+        """Inputs and outputs of the model's graph, for the plain-tensor routes."""
+        ...
+
+    async def generate(self, task: GenerationTask) -> Generation:
+        """Queue a generation. Raises `Overloaded` at once when the queue is full, `EngineNotReady` when down."""
+        ...
+
+    async def embed(
+        self, model: str, inputs: list[list[int]], token_types: list[list[int]], *, request_key: str
+    ) -> VectorsResult:
+        """Run an embedder or reranker on token ids (special tokens included)."""
+        ...
+
+    async def infer(self, model: str, inputs: list[Tensor], outputs: list[str], *, request_key: str) -> list[Tensor]:
+        """Plain tensors in, plain tensors out."""
+        ...
+
+    def health(self) -> ServiceHealth: ...

@@ -1,0 +1,1 @@
+"""Supervision: the engine process is started, watched and started again."""
