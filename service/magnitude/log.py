@@ -132,7 +132,7 @@ def _word(value: object) -> str:
     if isinstance(value, float):
         return f"{value:.6g}"
     text = _one_line(str(value))
-    return json.dumps(text, ensure_ascii=False) if not text or any(c in text for c in ' "=') else text
+    return '"' + text.replace('"', '\\"') + '"' if not text or any(c in text for c in ' "=') else text
 
 
 def _text(record: logging.LogRecord) -> str:
@@ -171,7 +171,7 @@ class JsonFormatter(logging.Formatter):
             event.setdefault(name, value)
         if stack := _traceback_of(record):
             event["traceback"] = stack
-        return json.dumps(event, default=str, ensure_ascii=False)
+        return json.dumps(event, default=str)
 
 
 class PrettyHandler(logging.StreamHandler[TextIO]):
