@@ -60,11 +60,13 @@ class RunningFigures:
         """Upper edge of the bucket that holds the quantile `share` (0..1); 0 without samples."""
         total = sum(self._weights.values())
         reached = 0.0
+        edge_s = 0.0
         for bucket in sorted(self._weights):
+            edge_s = FIRST_BUCKET_S * BUCKET_GROWTH**bucket
             reached += self._weights[bucket]
             if reached >= share * total:
-                return FIRST_BUCKET_S * BUCKET_GROWTH**bucket
-        return 0.0
+                break
+        return edge_s
 
 
 class TaskFigures(msgspec.Struct, frozen=True, kw_only=True):
