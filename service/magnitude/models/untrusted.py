@@ -33,7 +33,9 @@ LFS_PREFIX = b"version https://git-lfs.github.com/spec/"
 def read_capped(path: Path, max_bytes: int, *, what: str) -> bytes:
     """The whole file, if it is a regular file of at most `max_bytes`. Raises `ModelError`."""
     if not path.is_file():
-        raise ModelError(f"{path}: {what} is missing", hint="Check the path, or fetch the model again", param=str(path))
+        raise ModelError(
+            f"{path}: {what} is missing", hint="Check the path, or fetch the model again", param=str(path)
+        )
     size_bytes = path.stat().st_size
     if size_bytes > max_bytes:
         raise ModelError(
@@ -68,12 +70,15 @@ def read_json_object(path: Path, max_bytes: int, *, what: str) -> dict[str, Any]
         value = json.loads(text)
     except (ValueError, RecursionError) as error:
         raise ModelError(
-            f"{path}: {what} is not valid JSON ({error})", hint="The file is cut off or damaged; fetch it again",
+            f"{path}: {what} is not valid JSON ({error})",
+            hint="The file is cut off or damaged; fetch it again",
             param=str(path),
         ) from error
     if not isinstance(value, dict):
         raise ModelError(
-            f"{path}: {what} holds {type(value).__name__}, not an object", hint="Fetch the file again", param=str(path)
+            f"{path}: {what} holds {type(value).__name__}, not an object",
+            hint="Fetch the file again",
+            param=str(path),
         )
     return value
 

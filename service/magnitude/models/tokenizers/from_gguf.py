@@ -115,7 +115,7 @@ def _sentencepiece_bpe(fields: GgufTokenizer) -> Any:
     missing = [byte for byte in range(256) if f"<0x{byte:02X}>" not in vocabulary]
     if missing and fields.unk is None:
         raise ImportFailed(
-            f"the GGUF file's vocabulary has neither byte tokens (<0x{missing[0]:02X}> is missing) nor an unknown token",
+            f"the GGUF vocabulary has neither all byte tokens (<0x{missing[0]:02X}> is missing) nor an unknown token",
             hint="The file is damaged; fetch it again",
             param="tokenizer.ggml.tokens",
         )

@@ -17,7 +17,8 @@ from magnitude.errors import ImportFailed
 
 # OpenAI's cl100k pattern, with groups of one to three digits (Llama 3) or single digits (Qwen 2).
 _CL100K = (
-    r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}%s| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
+    r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}%s"
+    r"| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
 )
 
 
@@ -95,14 +96,14 @@ def pre_tokenizer(name: str | None) -> PreTokenizer:
     if name is None:
         raise ImportFailed(
             "the GGUF file names no pre-tokenizer (tokenizer.ggml.pre is missing)",
-            hint="It was made by an old converter; convert the original model again, or import its Hugging Face folder",
+            hint="An old converter made it; convert the original model again, or import its Hugging Face folder",
             param="tokenizer.ggml.pre",
         )
     known = PRE_TOKENIZERS.get(name)
     if known is None:
         raise ImportFailed(
             f"the GGUF file's pre-tokenizer {name!r} is not known, and a guess would give wrong tokens",
-            hint=f"Import the model's Hugging Face folder with its tokenizer.json. Known: {', '.join(PRE_TOKENIZERS)}",
+            hint=f"Import the model's Hugging Face folder instead. Known: {', '.join(PRE_TOKENIZERS)}",
             param="tokenizer.ggml.pre",
         )
     return known
