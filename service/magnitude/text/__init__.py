@@ -1,1 +1,1 @@
-"""Text: tokenizers, chat templates, stream decoding, stop strings, tool calls. Knows neither HTTP nor ONNX Runtime."""
+"""Text: tokenizers, chat templates, stream decoding, stop strings, tool calls. No HTTP, no ONNX Runtime."""
