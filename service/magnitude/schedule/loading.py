@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from collections.abc import Awaitable, Callable
 
 from magnitude.engine.client import EngineLink
-from magnitude.engine.protocol import Failed, Loaded, LoadModel, Message, ToService
+from magnitude.engine.protocol import Failed, Loaded, LoadModel, Message, PrefillProgress, ToService
 from magnitude.errors import MagnitudeError
 from magnitude.schedule.dispatcher import Dispatcher, ModelPlan, error_from
 from magnitude.supervise.lifecycle import LoadFailed, ModelsReady
@@ -24,16 +25,40 @@ def load_deadline_s(plans: list[ModelPlan]) -> float:
     return LOAD_BASE_S + sum(plan.description.weight_bytes for plan in plans) / SLOWEST_READ_BYTES_PER_S
 
 
-class ModelLoader:
-    """Sends the load messages and waits for their answers; a model that fails does not take the others along."""
+class FreshEngine:
+    """The engine that is being loaded, for asking it something before it serves."""
 
-    def __init__(self, dispatcher: Dispatcher) -> None:
+    def __init__(self, loader: ModelLoader, link: EngineLink) -> None:
+        self._loader = loader
+        self._link = link
+
+    def next_id(self) -> int:
+        return self._loader.next_id()
+
+    async def ask(self, message: Message, request_id: int) -> ToService:
+        return await self._loader.ask(self._link, message, request_id)
+
+
+class ModelLoader:
+    """Loads every planned model and lets it prove itself; one that fails does not take the others along.
+
+    `admit(plan, engine)` is asked after each load and says why the model may not serve, or None.
+    """
+
+    def __init__(
+        self,
+        dispatcher: Dispatcher,
+        admit: Callable[[ModelPlan, FreshEngine], Awaitable[MagnitudeError | None]] | None = None,
+    ) -> None:
         self._dispatcher = dispatcher
+        self._admit = admit
         self._answers: dict[int, asyncio.Future[ToService]] = {}
 
     def on_message(self, message: ToService) -> bool:
-        """True when `message` answers a load."""
+        """True when `message` belongs to loading."""
         request_id = getattr(message, "request_id", None)
+        if isinstance(message, PrefillProgress):
+            return request_id in self._answers
         answer = self._answers.pop(request_id, None) if request_id is not None else None
         if answer is None:
             return False
@@ -53,12 +78,17 @@ class ModelLoader:
         link.send(message, fd)
         return await answer
 
+    def next_id(self) -> int:
+        return self._dispatcher.next_id()
+
     async def load_all(self, link: EngineLink) -> ModelsReady | LoadFailed:
         """Load every plan, one after the other. Failed only when nothing at all can be served."""
         failures: list[MagnitudeError] = []
         plans = self._dispatcher.plans()
         for plan in plans:
             plan.failure = await self._load(link, plan)
+            if plan.failure is None and self._admit is not None:
+                plan.failure = await self._admit(plan, FreshEngine(self, link))
             if plan.failure is not None:
                 failures.append(plan.failure)
         if plans and len(failures) == len(plans):
