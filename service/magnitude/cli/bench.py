@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import statistics
 import time
 from collections.abc import Callable
 from typing import Annotated, Any
@@ -124,6 +123,8 @@ def measure(
 
 def summarise(rounds: list[Round]) -> Summary:
     """Medians. The first token belongs to the prefill, so a round decodes one token less than it delivers."""
+
+    import statistics
 
     def median(figure: Callable[[Round], float]) -> float:
         return statistics.median(figure(one) for one in rounds)
