@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import sys
+import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -12,8 +13,9 @@ from fake_service import FakeService, running
 
 
 @pytest.fixture
-def service(tmp_path: Path) -> Iterator[FakeService]:
-    with running(FakeService(), tmp_path) as fake:
+def service() -> Iterator[FakeService]:
+    # Not in `tmp_path`: a socket's path has at most 107 bytes.
+    with tempfile.TemporaryDirectory() as short, running(FakeService(), Path(short)) as fake:
         yield fake
 
 

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import shutil
 import subprocess
+import tempfile
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 SCRIPTS = Path(__file__).resolve().parent.parent.parent / "scripts"
-TOOLS = ("bash", "cat", "dirname", "mktemp", "rm", "sed", "sha256sum", "tail", "tee", "uname")
+TOOLS = ("bash", "cat", "dirname", "mktemp", "rm", "sed", "sha256sum", "tail", "tee", "uname", "wc")
 
 # Answers the three questions the scripts ask a Python, then records what else it is asked.
 PYTHON = """#!/bin/bash
@@ -23,15 +25,20 @@ esac
 
 
 @pytest.fixture
-def machine(tmp_path: Path) -> Path:
-    """A folder to use as the whole PATH: the usual tools and no Python."""
-    folder = tmp_path / "bin"
-    folder.mkdir()
+def machine() -> Iterator[Path]:
+    """A folder to use as the whole PATH: the usual tools and no Python. Its own path is short, for sockets."""
+    with tempfile.TemporaryDirectory(prefix="m") as short:
+        folder = Path(short) / "bin"
+        folder.mkdir()
+        fill(folder)
+        yield folder
+
+
+def fill(folder: Path) -> None:
     for tool in TOOLS:
         found = shutil.which(tool)
         assert found is not None
         (folder / tool).symlink_to(found)
-    return folder
 
 
 def add_python(machine: Path, name: str, *, old: bool = False, bare: bool = False) -> None:
@@ -107,14 +114,13 @@ def test_a_32_bit_system_is_refused_with_the_reason(machine: Path) -> None:
     assert "64-bit" in result.stderr
 
 
-def test_a_prepared_checkout_starts_the_service_at_once(machine: Path, tmp_path: Path) -> None:
+def test_a_prepared_checkout_starts_the_service_at_once(machine: Path) -> None:
     """With all stamps in place nothing is installed, fetched or imported: the service is all that is called."""
-    venv, home = tmp_path / "venv", tmp_path / "home"
+    called = machine.parent / "called"
+    venv, home = machine.parent / "venv", machine.parent / "home"
     (venv / "bin").mkdir(parents=True)
     for name in ("python", "magnitude"):
-        (venv / "bin" / name).write_text(
-            f'#!/bin/bash\n[ "$1" = -c ] || echo "{name} $1" >>"{tmp_path / "called"}"\n'
-        )
+        (venv / "bin" / name).write_text(f'#!/bin/bash\n[ "$1" = -c ] || echo "{name} $1" >>"{called}"\n')
         (venv / "bin" / name).chmod(0o755)
     digest = subprocess.run(
         ["bash", "-c", f"sha256sum <'{SCRIPTS.parent / 'pyproject.toml'}'"],
@@ -128,10 +134,10 @@ def test_a_prepared_checkout_starts_the_service_at_once(machine: Path, tmp_path:
         (home / "models" / name / "manifest.json").write_text("{}")
     only = start(machine, "run", "--no-serve")
     assert only.returncode == 0, only.stderr
-    assert not (tmp_path / "called").exists()
+    assert not called.exists()
     served = start(machine, "run")
     assert served.returncode == 0, served.stderr
-    assert set((tmp_path / "called").read_text().splitlines()) == {"magnitude serve", "magnitude wait"}
+    assert set(called.read_text().splitlines()) == {"magnitude serve", "magnitude wait"}
 
 
 @pytest.mark.parametrize("script", ["run", "test"])
@@ -140,6 +146,14 @@ def test_help_needs_nothing(machine: Path, script: str) -> None:
     assert result.returncode == 0
     assert f"scripts/{script}" in result.stdout
     assert "MAGNITUDE_HOME" in result.stdout
+
+
+def test_a_home_too_deep_for_a_socket_is_refused_before_any_work(machine: Path) -> None:
+    add_python(machine, "python3")
+    result = start(machine, MAGNITUDE_HOME="/" + "d" * 100)
+    assert result.returncode == 1
+    assert "too long for a unix socket" in result.stderr
+    assert not (machine.parent / "asked").exists()
 
 
 def test_an_unknown_option_is_refused(machine: Path) -> None:

@@ -104,10 +104,13 @@ class ServiceClient:
         import httpx
 
         self.address = address
-        transport = httpx.HTTPTransport(uds=address.socket) if address.socket else None
+        # Reading the certificate store takes longer than the request itself; only TLS needs it.
+        verify = address.url.startswith("https:")
+        transport = httpx.HTTPTransport(uds=address.socket, verify=verify) if address.socket else None
         self.http = httpx.Client(
             base_url=address.url,
             transport=transport,
+            verify=verify,
             trust_env=False,  # a proxy for the outer world must not see what stays on the device
             timeout=httpx.Timeout(READ_S, connect=CONNECT_S),
             headers={"Authorization": f"Bearer {api_key}"} if api_key else {},
