@@ -5,16 +5,21 @@ one CPU gives fluent nonsense and no error. So a few real texts travel with each
 the vector) that the graph gave at import, on the machine that imported it. The service runs them once for each
 (model hash, ONNX Runtime version, CPU features).
 
-Everything here is pure; whoever calls brings the function that runs the graph.
+Comparing is pure; whoever calls brings the function that runs the graph.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
+from pathlib import Path
 
 import msgspec
 import numpy as np
 from numpy.typing import NDArray
+
+from magnitude.errors import ModelError
+from magnitude.models.untrusted import CONFIG_MAX_BYTES, read_capped
+from magnitude.persist import write_atomic
 
 GOLDEN_FILE = "golden.json"
 GOLDEN_VERSION = 1
@@ -60,14 +65,13 @@ class GoldenVector(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Golden(msgspec.Struct, frozen=True, kw_only=True):
-    """Content of `golden.json`; `made_on` names the CPU features of the machine that imported the model."""
+    """Content of `golden.json`, as the machine that imported the model computed it."""
 
     version: int
     model_hash: str
     prompts: list[GoldenPrompt] = []
     vectors: list[GoldenVector] = []
     ort_version: str = ""
-    made_on: str = ""
 
 
 class GoldenResult(msgspec.Struct, frozen=True, kw_only=True):
@@ -186,3 +190,26 @@ def _why_not(top1: float, same: int, count: int, difference: float, lowest: floa
     if not lowest >= COSINE_TOLERANCE:
         return f"a golden vector has cosine {lowest:.4f} to the one at import, {COSINE_TOLERANCE} is required"
     return ""
+
+
+def write_golden(folder: Path, golden: Golden) -> None:
+    write_atomic(folder / GOLDEN_FILE, msgspec.json.encode(golden) + b"\n")
+
+
+def read_golden(folder: Path, model_hash: str) -> Golden | None:
+    """The folder's golden set, or None where there is none. Raises `ModelError` for a damaged or foreign one."""
+    path = folder / GOLDEN_FILE
+    if not path.exists():
+        return None
+    again = "Import the model again"
+    try:
+        golden = msgspec.json.decode(read_capped(path, CONFIG_MAX_BYTES, what="golden set"), type=Golden)
+    except (msgspec.MsgspecError, UnicodeDecodeError) as error:
+        raise ModelError(f"{path}: the golden set is damaged ({error})", hint=again, param=str(path)) from error
+    if golden.version != GOLDEN_VERSION:
+        raise ModelError(
+            f"{path}: version {golden.version}, but this one reads {GOLDEN_VERSION}", hint=again, param=str(path)
+        )
+    if golden.model_hash != model_hash:
+        raise ModelError(f"{path}: the golden set is of another model", hint=again, param=str(path))
+    return golden
