@@ -11,8 +11,6 @@ import shutil
 from pathlib import Path
 from typing import Literal
 
-import msgspec
-
 from magnitude.errors import ImportFailed
 from magnitude.models.catalogue import foreign_shape
 from magnitude.models.genai_config import GENAI_FILE, read_genai_config
@@ -53,15 +51,11 @@ def import_genai_folder(job: ImportJob, staging: Path, report: Report) -> Manife
     report(0.6, "recording the golden set")
     texts = [ids[: shape.context_length] for ids in golden_ids(parts)]
     runner = DecoderRunner(graph, shape)
-    if shape.logits_all_positions:
-        prompts = clear_prompts(runner.logits, texts)
-    else:
-        prompts = [ids[:24] for ids in texts]  # only the last row is there: those that are clear are kept
+    # Where only the last row is there, the prompts cannot be chosen; those that end clearly are kept.
+    shorts = [ids[:24] for ids in texts]
+    prompts = clear_prompts(runner.logits, texts) if shape.logits_all_positions else shorts
     del runner
-    golden = record_decoder(graph, shape, the_hash, prompts)
-    if not golden.prompts:
-        golden = msgspec.structs.replace(golden, prompts=[])
-    write_golden(staging, golden)
+    write_golden(staging, record_decoder(graph, shape, the_hash, prompts))
     template = write_tokenizer(staging, parts)
     raw = read_json_object(folder / GENAI_FILE, CONFIG_MAX_BYTES, what="configuration")
     write_atomic(staging / GENAI_FILE, json.dumps(raw, indent=2).encode() + b"\n")

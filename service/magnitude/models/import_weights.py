@@ -51,8 +51,8 @@ def import_weights(job: ImportJob, staging: Path, report: Report) -> Manifest:
     check.mkdir()
     texts = golden_ids(parts)
     if kind == "decoder":
-        examined = DecoderCheck(source, check, bits=bits, texts=texts, report=report)
-        decision: Decision | EncoderDecision = examined.decide(kv=job.kv, memory_bytes=job.memory_bytes)
+        examined = DecoderCheck(source, check, bits=bits, kv=job.kv, texts=texts, report=report)
+        decision: Decision | EncoderDecision = examined.decide(memory_bytes=job.memory_bytes)
     else:
         decision = decide_encoder(source, check, bits=bits, texts=texts, report=report)
     report(0.8, "writing the graph")

@@ -45,6 +45,9 @@ Rows = NDArray[np.float32]
 _FLOAT_COPIES = 2.2
 _BESIDE_BYTES = 400 << 20
 
+# Positions of each text that are compared: together some 500. With twice as many the KL changed by a tenth.
+_COMPARED_TOKENS = 64
+
 # Golden prompts: enough to cover every text, short enough that a slow board runs them in a few seconds.
 _PROMPT_TOKENS = 48
 _FEWEST_TOKENS = 8
@@ -70,25 +73,36 @@ class Decision(msgspec.Struct, frozen=True, kw_only=True):
 class DecoderCheck:
     """One decoder under examination. `folder` is an empty scratch folder."""
 
-    def __init__(self, source: WeightSource, folder: Path, *, bits: Bits, texts: Texts, report: Report) -> None:
+    def __init__(
+        self,
+        source: WeightSource,
+        folder: Path,
+        *,
+        bits: Bits,
+        kv: Literal["float", "int8"],
+        texts: Texts,
+        report: Report,
+    ) -> None:
         self._source = source
         self._folder = folder
         self._bits: Bits = bits
-        self._texts = [ids[: source.config.context_length] for ids in texts]
+        self._texts = [ids[: min(source.config.context_length, _COMPARED_TOKENS)] for ids in texts]
+        self._all_texts = [ids[: source.config.context_length] for ids in texts]
+        self._kv = kv
         self._report = report
         self._reference: list[Rows] = []
         self._reference_name = ""
         self._scales: tuple[KvScales, ...] | None = None
         self._entries: list[Verification] = []
 
-    def decide(self, *, kv: Literal["float", "int8"], memory_bytes: int) -> Decision:
+    def decide(self, *, memory_bytes: int) -> Decision:
         """Builds scratch graphs, compares them, and chooses. Raises `ImportFailed` for a graph that is broken."""
         level: int | None = None
         reason = ""
         if self._bits == 16:
             self._report(0.1, "building the float graph")
             runner = self._scratch("float", bits=16, accuracy_level=0)
-            if kv == "int8":
+            if self._kv == "int8":
                 self._report(0.3, "running the float graph")
                 self._keep("the same graph with a float KV cache", runner)
         else:
@@ -100,14 +114,14 @@ class DecoderCheck:
                 del runner
                 shutil.rmtree(self._folder / "float")
             level, reason, runner = self._choose_level()
-        if kv == "int8":
+        if self._kv == "int8":
             runner = self._int8_kv(level)
         return Decision(
             accuracy_level=level,
             accuracy_reason=reason,
-            kv_type="int8" if kv == "int8" else "float32",
-            kv_scales=self._scales if kv == "int8" else None,
-            kv_origin=f"largest magnitudes a layer over {sum(map(len, self._texts))} tokens" if kv == "int8" else "",
+            kv_type="float32" if self._scales is None else "int8",
+            kv_scales=self._scales,
+            kv_origin=self._kv_origin(),
             verification=tuple(self._entries),
             prompts=clear_prompts(runner.logits, self._texts),
         )
@@ -136,6 +150,11 @@ class DecoderCheck:
         self._refuse_broken(self._compare("INT8 KV cache", runner))
         return runner
 
+    def _kv_origin(self) -> str:
+        if self._scales is None:
+            return ""
+        return f"largest magnitude of each layer's K and V over {sum(map(len, self._all_texts))} tokens"
+
     def _scratch(
         self, name: str, *, bits: Bits, accuracy_level: int, kv_scales: tuple[KvScales, ...] | None = None
     ) -> DecoderRunner:
@@ -155,13 +174,14 @@ class DecoderCheck:
         return DecoderRunner(folder / GRAPH_FILE, built.decoder)
 
     def _keep(self, name: str, runner: DecoderRunner) -> None:
-        """Keep `runner`'s logits as the reference, and KV scales. In files: a wide vocabulary has gigabytes of them."""
+        """Keep `runner`'s logits as the reference, in files (a wide vocabulary has gigabytes), and the KV scales."""
         self._reference_name = name
         for index, ids in enumerate(self._texts):
             path = self._folder / f"reference-{index}.npy"
             np.save(path, runner.logits(ids))
             self._reference.append(np.load(path, mmap_mode="r"))
-        self._scales = _kv_scales([runner.key_value_peaks(ids) for ids in self._texts])
+        if self._kv == "int8":
+            self._scales = _kv_scales([runner.key_value_peaks(ids) for ids in self._all_texts])
 
     def _compare(self, name: str, runner: DecoderRunner) -> Agreement:
         parts = [agreement(rows, runner.logits(ids)) for ids, rows in zip(self._texts, self._reference, strict=True)]
