@@ -183,7 +183,8 @@ class _History:
         return place
 
     def add(self, token: int) -> None:
-        self._counts[self._place_of(token)] += 1
+        place = self._place_of(token)  # first: it may replace the arrays
+        self._counts[place] += 1
 
     def penalise(self, scores: F32, settings: SamplerSettings) -> None:
         """Repetition penalty as in CTRL (Keskar et al. 2019) over prompt and output; presence and frequency

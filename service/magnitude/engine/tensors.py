@@ -100,7 +100,7 @@ class TensorJob:
 
 def to_tensor(name: str, value: Any) -> Tensor:
     """An output as a message. Raises `EngineError` for what is no plain tensor of numbers."""
-    if not isinstance(value, np.ndarray) or value.dtype.name not in _KNOWN_DTYPES:
+    if not isinstance(value, np.ndarray | np.generic) or value.dtype.name not in _KNOWN_DTYPES:
         raise EngineError(
             f"output {name} is not a tensor of numbers",
             code="unsupported_output",
