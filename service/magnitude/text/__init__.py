@@ -1,1 +1,1 @@
-"""Text: tokenizers, chat templates, stream decoding, stop strings, tool calls. Knows neither HTTP nor ONNX Runtime."""
+"""Text: tokenizers, chat templates, stream decoding, stop strings, tool calls. Knows no HTTP and no ONNX Runtime."""

@@ -1,0 +1,70 @@
+"""The HTTP application: which route is answered where."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+
+from starlette.applications import Starlette
+from starlette.middleware import Middleware
+from starlette.routing import Route
+
+from magnitude.config import Settings
+from magnitude.feedback.metrics import Metrics
+from magnitude.intake import health, open_inference
+from magnitude.intake.chat import chat_completions
+from magnitude.intake.completions import completions
+from magnitude.intake.context import Context
+from magnitude.intake.embeddings import embeddings
+from magnitude.intake.gate import Gate
+from magnitude.intake.models import list_models, show_model
+from magnitude.intake.rerank import rerank
+from magnitude.schedule.inference import Inference
+from magnitude.text.catalogue import TextCatalogue
+
+ROUTES = [
+    Route("/v1/chat/completions", chat_completions, methods=["POST"]),
+    Route("/v1/completions", completions, methods=["POST"]),
+    Route("/v1/embeddings", embeddings, methods=["POST"]),
+    Route("/v1/rerank", rerank, methods=["POST"]),
+    Route("/v1/models", list_models, methods=["GET"]),
+    Route("/v1/models/{model:path}", show_model, methods=["GET"]),
+    Route("/healthz", health.healthz, methods=["GET"]),
+    Route("/readyz", health.readyz, methods=["GET"]),
+    Route("/version", health.version, methods=["GET"]),
+    Route("/metrics", health.metrics, methods=["GET"]),
+    Route("/openapi.json", health.openapi, methods=["GET"]),
+    Route("/v2", open_inference.server_metadata, methods=["GET"]),
+    Route("/v2/health/live", open_inference.server_live, methods=["GET"]),
+    Route("/v2/health/ready", open_inference.server_ready, methods=["GET"]),
+    Route("/v2/models/{model}", open_inference.model_metadata, methods=["GET"]),
+    Route("/v2/models/{model}/ready", open_inference.model_ready, methods=["GET"]),
+    Route("/v2/models/{model}/infer", open_inference.model_infer, methods=["POST"]),
+]
+
+
+def build_app(
+    inference: Inference,
+    settings: Settings,
+    *,
+    texts: TextCatalogue,
+    metrics: Metrics,
+    clock: Callable[[], float] = time.monotonic,
+    wall_clock: Callable[[], float] = time.time,
+) -> Starlette:
+    """The application over `inference`. `clock` is for durations, `wall_clock` for the `created` of answers."""
+    app = Starlette(
+        routes=ROUTES,
+        middleware=[Middleware(Gate, server=settings.server, metrics=metrics, clock=clock)],
+    )
+    # A path with a slash too many is no route; sending the client elsewhere hides the mistake.
+    app.router.redirect_slashes = False
+    app.state.context = Context(
+        inference=inference,
+        settings=settings,
+        texts=texts,
+        metrics=metrics,
+        clock=clock,
+        wall_clock=wall_clock,
+    )
+    return app

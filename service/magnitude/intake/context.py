@@ -1,0 +1,72 @@
+"""What every route needs, in one place: made once by `build_app`, found again through `request.app.state`."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+
+import msgspec
+from starlette.requests import Request
+
+from magnitude.config import Settings
+from magnitude.errors import ModelNotFound, RequestError
+from magnitude.feedback.metrics import Metrics
+from magnitude.intake.auth import Principal
+from magnitude.models.description import Kind, ModelDescription
+from magnitude.schedule.inference import Inference
+from magnitude.text.catalogue import ModelText, TextCatalogue
+
+
+class Context(msgspec.Struct, frozen=True, kw_only=True):
+    """The parts behind the HTTP face. `clock` is monotonic seconds, `wall_clock` seconds since 1970."""
+
+    inference: Inference
+    settings: Settings
+    texts: TextCatalogue
+    metrics: Metrics
+    clock: Callable[[], float]
+    wall_clock: Callable[[], float]
+
+    async def text_of(self, model: ModelDescription) -> ModelText:
+        """Tokenizer and templates; read in a worker thread the first time."""
+        return await asyncio.to_thread(self.texts.get, model)
+
+    def model_of_kind(self, name: str, kind: Kind, route: str) -> ModelDescription:
+        """The model that a request names, or the first of `kind` when it names none.
+
+        Raises `ModelNotFound`, or `RequestError` when the named model cannot do what the route does.
+        """
+        if name in ("", "default") and kind != "decoder":
+            for model in self.inference.models():
+                if model.kind == kind:
+                    return model
+            raise ModelNotFound(
+                f"No {kind} model is loaded",
+                hint="Import one with `magnitude import`; `magnitude list` shows what there is.",
+                param="model",
+            )
+        model = self.inference.model(name)
+        if model.kind != kind:
+            fitting = [m.name for m in self.inference.models() if m.kind == kind]
+            raise RequestError(
+                f"The model {model.name} is a model of the kind '{model.kind}'; {route} needs a {kind}",
+                hint=f"Use {' or '.join(fitting)}." if fitting else "No such model is loaded; import one.",
+                param="model",
+                code="model_wrong_kind",
+            )
+        return model
+
+
+def context_of(request: Request) -> Context:
+    found: Context = request.app.state.context
+    return found
+
+
+def request_id_of(request: Request) -> str:
+    found: str = request.scope["magnitude"].request_id
+    return found
+
+
+def principal_of(request: Request) -> Principal:
+    found: Principal = request.scope["magnitude"].principal
+    return found

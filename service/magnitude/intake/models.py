@@ -1,0 +1,43 @@
+"""`GET /v1/models` and `GET /v1/models/{id}`."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from starlette.requests import Request
+from starlette.responses import Response
+
+from magnitude.intake.context import Context, context_of
+from magnitude.intake.replies import json_reply
+from magnitude.models.description import ModelDescription
+
+
+async def list_models(request: Request) -> Response:
+    """All models that requests may name, the default chat model first."""
+    context = context_of(request)
+    data = [_entry(context, model) for model in context.inference.models()]
+    return json_reply({"object": "list", "data": data})
+
+
+async def show_model(request: Request) -> Response:
+    """One model, by name or alias."""
+    context = context_of(request)
+    return json_reply(_entry(context, context.inference.model(request.path_params["model"])))
+
+
+def _entry(context: Context, model: ModelDescription) -> dict[str, Any]:
+    entry: dict[str, Any] = {
+        "id": model.name,
+        "object": "model",
+        "created": model.created_s,
+        "owned_by": "magnitude",
+        "kind": model.kind,
+        "family": model.family,
+        "licence": model.licence,
+    }
+    if model.kind == "decoder":
+        entry["context_length"] = context.inference.context_length(model.name)
+    elif model.encoder is not None:
+        entry["context_length"] = model.encoder.max_tokens
+        entry["width"] = model.encoder.width
+    return entry

@@ -1,0 +1,142 @@
+"""A short OpenAPI description of the routes, for people and for fuzzers."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from magnitude import __version__
+
+
+def openapi_document() -> dict[str, Any]:
+    """The description. It says what is taken; all other fields of the OpenAI API are ignored."""
+    chat = {
+        **_GENERATION,
+        "messages": _list({"type": "object", "required": ["role"], "properties": _MESSAGE}, at_least=1),
+        "logprobs": {"type": "boolean"},
+        "top_logprobs": {"type": "integer", "minimum": 0, "maximum": 20},
+        "tools": _list({"type": "object"}),
+        "tool_choice": {"type": ["string", "object"]},
+        "parallel_tool_calls": {"type": "boolean"},
+        "response_format": {"type": "object"},
+    }
+    completion = {
+        **_GENERATION,
+        "prompt": {"type": ["string", "array"]},
+        "echo": {"type": "boolean"},
+        "logprobs": {"type": "integer", "minimum": 0, "maximum": 20},
+    }
+    embedding = {
+        "model": _TEXT,
+        "input": {"type": ["string", "array"]},
+        "encoding_format": {"enum": ["float", "base64"]},
+        "dimensions": {"type": "integer", "minimum": 1},
+        "truncate": {"type": "boolean"},
+    }
+    rerank = {
+        "model": _TEXT,
+        "query": _TEXT,
+        "documents": _list({"type": ["string", "object"]}, at_least=1),
+        "top_n": {"type": "integer", "minimum": 1},
+        "return_documents": {"type": "boolean"},
+    }
+    infer = {"id": _TEXT, "inputs": _list({"type": "object"}), "outputs": _list({"type": "object"})}
+    return {
+        "openapi": "3.1.0",
+        "info": {"title": "Magnitude", "version": __version__},
+        "paths": {
+            "/v1/chat/completions": _post("Answer a chat", chat, ["messages"]),
+            "/v1/completions": _post("Continue a prompt", completion, ["prompt"]),
+            "/v1/embeddings": _post("Vectors of texts", embedding, ["input"]),
+            "/v1/rerank": _post("Order documents by a query", rerank, ["query", "documents"]),
+            "/v1/models": _get("All models"),
+            "/v1/models/{model}": _get("One model", model=True),
+            "/healthz": _get("Is the service alive"),
+            "/readyz": _get("Can the service work"),
+            "/version": _get("Name and version"),
+            "/metrics": _get("Numbers for Prometheus"),
+            "/openapi.json": _get("This description"),
+            "/v2": _get("Open Inference Protocol: the server"),
+            "/v2/health/live": _get("Is the service alive"),
+            "/v2/health/ready": _get("Can the service work"),
+            "/v2/models/{model}": _get("Inputs and outputs of a model", model=True),
+            "/v2/models/{model}/ready": _get("Is the model loaded", model=True),
+            "/v2/models/{model}/infer": _post("Tensors in, tensors out", infer, ["inputs"], model=True),
+        },
+        "components": {
+            "securitySchemes": {"key": {"type": "http", "scheme": "bearer"}},
+            "schemas": {"Error": _ERROR},
+        },
+        "security": [{}, {"key": []}],
+    }
+
+
+_TEXT = {"type": "string"}
+_MESSAGE = {
+    "role": {"enum": ["system", "developer", "user", "assistant", "tool"]},
+    "content": {"type": ["string", "array", "null"]},
+}
+_GENERATION: dict[str, Any] = {
+    "model": _TEXT,
+    "stream": {"type": "boolean"},
+    "stream_options": {"type": "object", "properties": {"include_usage": {"type": "boolean"}}},
+    "max_tokens": {"type": "integer", "minimum": 1},
+    "max_completion_tokens": {"type": "integer", "minimum": 1},
+    "temperature": {"type": "number", "minimum": 0, "maximum": 2},
+    "top_p": {"type": "number", "minimum": 0, "maximum": 1},
+    "top_k": {"type": "integer", "minimum": -1},
+    "min_p": {"type": "number", "minimum": 0, "maximum": 1},
+    "repetition_penalty": {"type": "number", "minimum": 0.01, "maximum": 10},
+    "presence_penalty": {"type": "number", "minimum": -2, "maximum": 2},
+    "frequency_penalty": {"type": "number", "minimum": -2, "maximum": 2},
+    "logit_bias": {"type": "object", "additionalProperties": {"type": "number", "minimum": -100, "maximum": 100}},
+    "seed": {"type": "integer"},
+    "stop": {"type": ["string", "array", "null"]},
+    "n": {"const": 1},
+}
+_ERROR = {
+    "type": "object",
+    "properties": {
+        "error": {
+            "type": "object",
+            "properties": {
+                "message": _TEXT,
+                "type": _TEXT,
+                "param": {"type": ["string", "null"]},
+                "code": _TEXT,
+                "hint": {"type": ["string", "null"]},
+            },
+        }
+    },
+}
+
+
+def _list(items: dict[str, Any], *, at_least: int = 0) -> dict[str, Any]:
+    return {"type": "array", "items": items, "minItems": at_least}
+
+
+def _responses() -> dict[str, Any]:
+    error = {"content": {"application/json": {"schema": {"$ref": "#/components/schemas/Error"}}}}
+    return {
+        "200": {"description": "The answer"},
+        "default": {"description": "What is wrong, and what to do next", **error},
+    }
+
+
+def _parameters(model: bool) -> list[dict[str, Any]]:
+    return [{"name": "model", "in": "path", "required": True, "schema": _TEXT}] if model else []
+
+
+def _get(summary: str, *, model: bool = False) -> dict[str, Any]:
+    return {"get": {"summary": summary, "parameters": _parameters(model), "responses": _responses()}}
+
+
+def _post(summary: str, properties: dict[str, Any], required: list[str], *, model: bool = False) -> dict[str, Any]:
+    schema = {"type": "object", "properties": properties, "required": required}
+    return {
+        "post": {
+            "summary": summary,
+            "parameters": _parameters(model),
+            "requestBody": {"required": True, "content": {"application/json": {"schema": schema}}},
+            "responses": _responses(),
+        }
+    }

@@ -1,0 +1,248 @@
+"""The listening sockets: those that systemd hands over, or our own.
+
+Socket activation follows sd_listen_fds(3): the variables count only when LISTEN_PID is this process, and what kind of
+socket it is, the socket itself says. Inherited sockets are neither bound nor removed: they belong to systemd, and
+outlive the service.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import grp
+import ipaddress
+import logging
+import os
+import socket
+import stat
+from collections.abc import MutableMapping
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from magnitude.config import ServerSettings
+from magnitude.errors import ConfigError
+
+log = logging.getLogger("magnitude.intake")
+
+_FIRST_FD = 3  # SD_LISTEN_FDS_START of sd_listen_fds(3)
+_MAX_INHERITED = 64  # far beyond any unit file; a larger count is garbage
+_BACKLOG = 256  # connections that may wait while the loop is busy for a moment
+_PROBE_S = 1.0  # a server on the same machine answers a connect at once
+
+_VARIABLES = ("LISTEN_FDS", "LISTEN_PID", "LISTEN_FDNAMES", "LISTEN_PIDFDID")
+
+
+class ListeningSocket(msgspec.Struct, frozen=True, kw_only=True):
+    """A socket that listens. `close` also removes the file of a unix socket that we made."""
+
+    sock: socket.socket
+    name: str
+    inherited: bool
+    path: str | None = None
+    inode: int | None = None
+
+    @property
+    def address(self) -> str:
+        """How to reach it, for people and logs."""
+        if self.sock.family == socket.AF_UNIX:
+            return f"unix:{self.sock.getsockname()}"
+        host, port = self.sock.getsockname()[:2]
+        return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
+
+    def close(self) -> None:
+        self.sock.close()
+        if self.path is None:
+            return
+        # Another service may have put its own socket there in the meantime.
+        with contextlib.suppress(OSError):
+            if Path(self.path).stat().st_ino == self.inode:
+                Path(self.path).unlink()
+
+
+def open_sockets(
+    server: ServerSettings, environ: MutableMapping[str, str], *, run_folder: Path, first_fd: int = _FIRST_FD
+) -> list[ListeningSocket]:
+    """Sockets to serve on: inherited ones if there are any, otherwise bound as configured.
+
+    Takes the activation variables out of `environ`, so that no child process takes the sockets for its own.
+    Raises `ConfigError` when an address cannot be used, or when one beyond loopback would be open to all.
+    """
+    sockets = _inherited(environ, first_fd)
+    try:
+        if not sockets:
+            _bind(server, run_folder, sockets)
+        if not sockets:
+            raise ConfigError(
+                "There is nothing to listen on",
+                hint="Set server.listen or server.unix_socket.",
+                param="server.listen",
+            )
+        for listening in sockets:
+            _refuse_open_door(listening, server)
+    except BaseException:
+        for listening in sockets:
+            listening.close()
+        raise
+    return sockets
+
+
+def _inherited(environ: MutableMapping[str, str], first_fd: int) -> list[ListeningSocket]:
+    values = {name: environ.pop(name, "") for name in _VARIABLES}
+    if values["LISTEN_PID"] != str(os.getpid()):
+        return []
+    count = values["LISTEN_FDS"]
+    if not count.isdecimal() or not 0 < int(count) <= _MAX_INHERITED:
+        return []
+    names = values["LISTEN_FDNAMES"].split(":")
+    found: list[ListeningSocket] = []
+    for n in range(int(count)):
+        fd = first_fd + n
+        try:
+            os.set_inheritable(fd, False)
+            # Family, type and protocol come from the socket itself.
+            sock = socket.socket(fileno=fd)
+        except OSError as error:
+            log.warning("inherited descriptor is no socket", extra={"fields": {"fd": fd, "error": str(error)}})
+            continue
+        if sock.type != socket.SOCK_STREAM or not sock.getsockopt(socket.SOL_SOCKET, socket.SO_ACCEPTCONN):
+            log.warning("inherited socket does not listen for streams", extra={"fields": {"fd": fd}})
+            sock.detach()
+            continue
+        sock.setblocking(False)
+        name = names[n] if n < len(names) and names[n] else f"fd{fd}"
+        found.append(ListeningSocket(sock=sock, name=name, inherited=True))
+    return found
+
+
+def _bind(server: ServerSettings, run_folder: Path, sockets: list[ListeningSocket]) -> None:
+    path = str(run_folder / "magnitude.sock") if server.unix_socket is None else server.unix_socket
+    if path:
+        sockets.append(_bind_unix(Path(path), server))
+    if server.listen:
+        sockets.extend(_bind_tcp(server))
+
+
+def _bind_unix(path: Path, server: ServerSettings) -> ListeningSocket:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    _remove_stale(path)
+    sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+    try:
+        # Nobody may connect before mode and group are right.
+        before = os.umask(0o177)
+        try:
+            sock.bind(str(path))
+        finally:
+            os.umask(before)
+        if server.unix_socket_group is not None:
+            os.chown(path, -1, _group_id(server.unix_socket_group))
+        path.chmod(int(server.unix_socket_mode, 8))
+        sock.listen(_BACKLOG)
+        sock.setblocking(False)
+    except OSError as error:
+        sock.close()
+        raise ConfigError(
+            f"The unix socket {path} cannot be made: {error.strerror or error}",
+            hint="Check that its folder exists and may be written, and that the path has at most 107 bytes.",
+            param="server.unix_socket",
+        ) from error
+    return ListeningSocket(sock=sock, name="unix", inherited=False, path=str(path), inode=path.stat().st_ino)
+
+
+def _remove_stale(path: Path) -> None:
+    """Remove a socket file that a dead service left behind; leave everything else alone."""
+    try:
+        if not stat.S_ISSOCK(path.lstat().st_mode):
+            raise ConfigError(
+                f"{path} exists and is no socket", hint="Choose another path.", param="server.unix_socket"
+            )
+    except FileNotFoundError:
+        return
+    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as probe:
+        probe.settimeout(_PROBE_S)
+        try:
+            probe.connect(str(path))
+        except (ConnectionRefusedError, FileNotFoundError):
+            path.unlink(missing_ok=True)
+            return
+        except OSError:
+            pass  # it is there but slow, or not ours to ask: somebody owns it
+    raise ConfigError(
+        f"Another service answers at {path}",
+        hint="Stop it first, or choose another server.unix_socket.",
+        param="server.unix_socket",
+    )
+
+
+def _group_id(name: str) -> int:
+    try:
+        return grp.getgrnam(name).gr_gid
+    except KeyError:
+        raise ConfigError(
+            f"There is no group {name!r}", hint="Create it or change the setting.", param="server.unix_socket_group"
+        ) from None
+
+
+def _bind_tcp(server: ServerSettings) -> list[ListeningSocket]:
+    host, port = _split(server.listen)
+    try:
+        infos = socket.getaddrinfo(host or None, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
+    except OSError as error:
+        raise _tcp_error(server.listen, error) from error
+    bound: list[ListeningSocket] = []
+    for family, kind, protocol, _, address in infos:
+        try:
+            bound.append(_bind_one(family, kind, protocol, address))
+        except OSError as error:
+            # A machine without IPv6 still resolves localhost to ::1.
+            if len(infos) > 1 and error.errno in (errno.EADDRNOTAVAIL, errno.EAFNOSUPPORT):
+                continue
+            for listening in bound:
+                listening.close()
+            raise _tcp_error(server.listen, error) from error
+    return bound
+
+
+def _bind_one(family: int, kind: int, protocol: int, address: Any) -> ListeningSocket:
+    sock = socket.socket(family, kind, protocol)
+    try:
+        sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        if family == socket.AF_INET6:
+            sock.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 1)
+        sock.bind(address)
+        sock.listen(_BACKLOG)
+        sock.setblocking(False)
+    except OSError:
+        sock.close()
+        raise
+    return ListeningSocket(sock=sock, name="tcp", inherited=False)
+
+
+def _split(listen: str) -> tuple[str, int]:
+    host, colon, port = listen.rpartition(":")
+    if not colon or not port.isdecimal() or int(port) > 65535:
+        raise ConfigError(
+            f"{listen!r} is no address", hint="Write it as host:port, such as 127.0.0.1:11500.", param="server.listen"
+        )
+    return host.strip("[]"), int(port)
+
+
+def _tcp_error(listen: str, error: OSError) -> ConfigError:
+    hint = "Choose another server.listen."
+    if error.errno == errno.EADDRINUSE:
+        hint = "Another service uses the port; stop it, or choose another server.listen."
+    return ConfigError(f"Cannot listen on {listen}: {error.strerror or error}", hint=hint, param="server.listen")
+
+
+def _refuse_open_door(listening: ListeningSocket, server: ServerSettings) -> None:
+    """Beyond loopback a key is needed; what an inherited socket is bound to, the socket says."""
+    if listening.sock.family == socket.AF_UNIX or server.api_keys:
+        return
+    host = str(listening.sock.getsockname()[0]).split("%")[0]
+    if not ipaddress.ip_address(host).is_loopback:
+        raise ConfigError(
+            f"Listening on {listening.address} would let everybody in: no API key is configured",
+            hint="Add a key under server.api_keys, or listen on 127.0.0.1.",
+            param="server.api_keys",
+        )

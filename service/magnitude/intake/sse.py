@@ -1,0 +1,106 @@
+"""Server-sent events: one answer as a stream of chunks."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Iterable
+from typing import Any
+
+import msgspec
+from starlette.types import Message, Receive, Scope, Send
+
+from magnitude.errors import Cancelled, MagnitudeError
+from magnitude.intake.answer import AnswerPiece, AnswerReader
+from magnitude.intake.connected import while_connected
+from magnitude.intake.errors import error_body, internal_error
+
+log = logging.getLogger("magnitude.intake")
+
+# So long the answer's headers wait for the first token: an engine that fails at once can still be reported with a
+# status that clients know how to retry. Longer prefills must show a sign of life.
+HEADERS_WAIT_S = 1.0
+# Proxies cut silent connections after 30 to 60 s; a long prefill on a small board can take that long.
+KEEP_ALIVE_S = 10.0
+
+_DONE = b"data: [DONE]\n\n"
+_COMMENT = b": waiting\n\n"
+
+Chunk = dict[str, Any]
+
+
+class AnswerStream:
+    """An ASGI response. `opening` chunks come first, `chunks` turns each piece of the answer into chunks.
+
+    It takes over `reader` and gives the generation back at the end, however that comes. An error after the first
+    byte is sent as an event in the envelope of the API, which the `openai` client raises as `APIError`; then the
+    stream ends without `[DONE]`, so that nobody takes half an answer for a whole one.
+    """
+
+    def __init__(
+        self,
+        reader: AnswerReader,
+        *,
+        opening: Iterable[Chunk],
+        chunks: Callable[[AnswerPiece], Iterable[Chunk]],
+        headers: dict[str, str],
+        request_id: str,
+    ) -> None:
+        self._reader = reader
+        self._opening = opening
+        self._chunks = chunks
+        self._headers = headers
+        self._request_id = request_id
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        try:
+            await while_connected(receive, self._run(send))
+        finally:
+            self._reader.close("client gone")
+
+    async def _run(self, send: Send) -> None:
+        headers = {
+            "content-type": "text/event-stream; charset=utf-8",
+            "cache-control": "no-store",
+            "x-accel-buffering": "no",  # nginx would hold the chunks back
+            **self._headers,
+        }
+        await send(
+            {
+                "type": "http.response.start",
+                "status": 200,
+                "headers": [(k.lower().encode("latin-1"), v.encode("latin-1")) for k, v in headers.items()],
+            }
+        )
+        await send(_body(_events(self._opening)))
+        try:
+            await self._pump(send)
+        except Cancelled:
+            raise
+        except MagnitudeError as error:
+            await send(_body(_events([error_body(error)])))
+            log.warning("stream broke", extra={"fields": {"request": self._request_id, "error": error.code}})
+        except Exception:
+            log.exception("stream broke inside the service", extra={"fields": {"request": self._request_id}})
+            await send(_body(_events([error_body(internal_error())])))
+        await send({"type": "http.response.body", "body": b"", "more_body": False})
+
+    async def _pump(self, send: Send) -> None:
+        while True:
+            while not await self._reader.ready(KEEP_ALIVE_S):
+                await send(_body(_COMMENT))
+            piece = await self._reader.next()
+            # What became known together is sent together: one write, not one a chunk.
+            if data := _events(self._chunks(piece)):
+                await send(_body(data))
+            if piece.end is not None:
+                await send(_body(_DONE))
+                return
+
+
+def _events(chunks: Iterable[Chunk]) -> bytes:
+    """Each chunk on one line, whatever is in it: JSON escapes line breaks."""
+    return b"".join(b"data: " + msgspec.json.encode(chunk) + b"\n\n" for chunk in chunks)
+
+
+def _body(data: bytes) -> Message:
+    return {"type": "http.response.body", "body": data, "more_body": True}
