@@ -147,6 +147,25 @@ def test_top_p_of_an_almost_flat_distribution_still_reaches_its_share():
     assert len(drawn) > V / 2
 
 
+@given(
+    data=st.integers(0, 1000),
+    top_k=st.sampled_from([0, 3, 40, V, 5000]),
+    min_p=st.sampled_from([0.0, 0.01, 0.3]),
+    top_p=st.sampled_from([0.2, 0.9, 1.0]),
+    seed=st.integers(0, 2**64 - 1),
+)
+@settings(max_examples=150, deadline=None)
+def test_the_fast_cuts_keep_what_full_sorting_keeps(data: int, top_k: int, min_p: float, top_p: float, seed: int):
+    logits = logits_of(data)
+    order = np.argsort(-logits, kind="stable")[: top_k or V]
+    weights = np.exp((logits[order] - logits.max()).astype(np.float64))
+    order, weights = order[weights >= min_p], weights[weights >= min_p]
+    running = np.cumsum(weights)
+    kept = order[: int(np.searchsorted(running, top_p * running[-1] * (1 + 1e-6))) + 1]
+    token = sampler(top_k=top_k, min_p=min_p, top_p=top_p, seed=seed).choose(logits).token
+    assert token in kept
+
+
 def test_min_p_drops_what_is_too_far_below_the_best():
     p = np.array([0.05, 0.5, 0.2, 0.15, 0.1], np.float32)
     one = sampler(5, min_p=0.29, seed=4)
@@ -210,6 +229,12 @@ def test_logprobs_are_a_log_softmax_after_bias_and_mask():
     assert choice.logprob.logprob == pytest.approx(expected[2], abs=1e-6)
     assert [i for i, _ in choice.logprob.top] == [2, 0]
     assert choice.logprob.top[1][1] == pytest.approx(expected[0], abs=1e-6)
+
+
+@given(seed=st.integers(0, 2**64 - 1), position=st.integers(0, 2**40))
+def test_the_generator_is_the_philox_of_numpy(seed: int, position: int):
+    key = np.array([seed, position], np.uint64)
+    assert uniform(seed, position) == np.random.Generator(np.random.Philox(key=key)).random()
 
 
 def test_the_generator_depends_on_seed_and_position_alone():

@@ -11,9 +11,9 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Callable
+from typing import TYPE_CHECKING
 
 from magnitude.engine.decoder import Decoder
-from magnitude.engine.grammar import Grammar
 from magnitude.engine.kv import KvMemory, SlotState, trusted_length
 from magnitude.engine.protocol import (
     Finished,
@@ -25,6 +25,9 @@ from magnitude.engine.protocol import (
 )
 from magnitude.engine.sampling import F32, Sampler
 from magnitude.errors import ContextLengthExceeded, RequestError
+
+if TYPE_CHECKING:
+    from magnitude.engine.grammar import Grammar
 
 log = logging.getLogger(__name__)
 

@@ -4,12 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from magnitude.engine.decoder import Decoder
 from magnitude.engine.encoder import EncodeJob, Encoder
 from magnitude.engine.generation import Generation, check_generate
-from magnitude.engine.grammar import Grammar, GrammarTokenizer
 from magnitude.engine.kv import KvMemory
 from magnitude.engine.protocol import Embed, Generate, GrammarSpec, InferTensors, LoadModel, TensorInfo
 from magnitude.engine.sampling import Sampler
@@ -17,6 +16,9 @@ from magnitude.engine.sessions import describe, open_session
 from magnitude.engine.tensors import TensorJob
 from magnitude.errors import ModelError, RequestError
 from magnitude.models.description import ModelDescription
+
+if TYPE_CHECKING:
+    from magnitude.engine.grammar import Grammar, GrammarTokenizer
 
 Job = Generation | EncodeJob | TensorJob
 
@@ -96,7 +98,10 @@ class LoadedModel:
 
     def _grammar(self, spec: GrammarSpec, vocab_size: int, emitted: Iterable[int]) -> Grammar:
         # Built at the first constrained request: most models never see one, and it costs time and memory.
+        # The library is imported then, too: it is 3 MB of code.
         if self._grammar_tokenizer is None:
+            from magnitude.engine.grammar import GrammarTokenizer
+
             self._grammar_tokenizer = GrammarTokenizer(
                 self._tokenizer_text(), vocab_size, self.description.special.eos
             )
