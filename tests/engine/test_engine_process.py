@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 import socket
@@ -16,7 +17,7 @@ import msgspec
 import numpy as np
 import pytest
 from engine_driver import PATIENCE_S, EngineDriver, KvFile
-from tiny_decoder import VOCAB, write_decoder, write_encoder, write_tensors
+from tiny_decoder import VOCAB, write_decoder, write_encoder, write_matmul, write_tensors
 
 from magnitude.engine.protocol import (
     PROTOCOL_VERSION,
@@ -38,6 +39,7 @@ from magnitude.engine.protocol import (
     UnloadModel,
     Vectors,
 )
+from magnitude.engine.stats import parse_status
 from magnitude.models.description import ModelDescription
 
 NewKv = Callable[..., KvFile]
@@ -474,3 +476,59 @@ def test_a_frame_that_arrives_in_pieces_still_finds_its_descriptor(
     for at in range(5, len(load), 100):
         engine.sock.sendall(load[at : at + 100])
     assert engine.wait(Loaded, 1)
+
+
+def slow_grammar(size: int = 3000) -> GrammarSpec:
+    """A grammar that takes a noticeable time to refuse."""
+    choices = [{"type": "object", "properties": {f"k{i}": {}}, "required": [f"k{i}"]} for i in range(size)]
+    return GrammarSpec(kind="json_schema", text=json.dumps({"anyOf": choices}))
+
+
+def test_a_generation_goes_on_while_the_grammar_of_another_is_built(tiny_engine: EngineDriver):
+    first = tiny_engine.start([1, 2, 3], slot=0, max_new_tokens=90)
+    second = tiny_engine.start([1, 2, 3], slot=1, grammar=slow_grammar())
+    ids, end = tiny_engine.collect(first)  # messages of the second would be dropped: it must come later
+    assert len(ids) == 90
+    assert isinstance(end, Finished)
+    _, end = tiny_engine.collect(second)
+    assert isinstance(end, Failed)
+    assert end.code == "invalid_grammar"
+
+
+def test_a_generation_is_cancelled_while_its_grammar_is_built_and_its_slot_is_free(tiny_engine: EngineDriver):
+    request_id = tiny_engine.start([1, 2, 3], grammar=slow_grammar())
+    twin = tiny_engine.start([1, 2, 3])
+    tiny_engine.send(CancelRequest(target=request_id))
+    failed = tiny_engine.next()
+    assert isinstance(failed, Failed)
+    assert (failed.request_id, failed.code) == (twin, "slot_in_use")
+    assert tiny_engine.wait(Finished, request_id).reason == "cancelled"
+    ids, _ = tiny_engine.generate([1, 2, 3])
+    assert len(ids) == 8
+
+
+def anon_bytes(engine: EngineDriver) -> int:
+    return parse_status(Path(f"/proc/{engine.process.pid}/status").read_text()).anon_bytes
+
+
+def test_memory_comes_back_after_one_large_run(engine: EngineDriver, folder: Path):
+    width = 512
+    engine.load(write_matmul(folder, width))
+
+    def run(rows: int) -> None:
+        x = np.ones((rows, width), np.float32)
+        request_id = engine.new_id()
+        tensor = Tensor(name="x", dtype="float32", shape=x.shape, data=x.tobytes())
+        engine.send(InferTensors(request_id=request_id, model="matmul", inputs=[tensor]))
+        engine.wait(TensorsOut, request_id)
+
+    for _ in range(3):
+        run(1)
+    before = anon_bytes(engine)
+    run(20_000)  # 41 MB in, 41 MB out
+    for _ in range(20):
+        run(1)
+    deadline = time.monotonic() + PATIENCE_S
+    while anon_bytes(engine) > before + 8_000_000:
+        assert time.monotonic() < deadline, "an idle engine keeps the memory of its largest run"
+        time.sleep(0.1)

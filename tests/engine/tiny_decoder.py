@@ -224,6 +224,31 @@ def write_tensors(folder: Path, *, width: int = 4) -> ModelDescription:
     )
 
 
+def write_matmul(folder: Path, width: int) -> ModelDescription:
+    """`y = x · w` for float32 `[n, width]` and a square weight."""
+    folder.mkdir(parents=True, exist_ok=True)
+    weight = numpy_helper.from_array(np.eye(width, dtype=np.float32), "w")
+    graph = helper.make_graph(
+        [helper.make_node("MatMul", ["x", "w"], ["y"])],
+        "matmul",
+        [helper.make_tensor_value_info("x", TensorProto.FLOAT, ["n", width])],
+        [helper.make_tensor_value_info("y", TensorProto.FLOAT, ["n", width])],
+        [weight],
+    )
+    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=9)
+    onnx.save(model, folder / "model.onnx")
+    return ModelDescription(
+        name="matmul",
+        kind="tensors",
+        family="onnx",
+        folder=str(folder),
+        graph_file="model.onnx",
+        model_hash="01" * 32,
+        weight_bytes=width * width * 4,
+        tokenizer_file=None,
+    )
+
+
 def text_of(ids: list[int]) -> str:
     return byte_tokenizer().decode(ids)
 

@@ -184,3 +184,16 @@ class Generation:
             prefill_s=prefilled_s - first_s,
             decode_s=now_s - prefilled_s,
         )
+
+
+def never_started(request: Generate, waited_s: float) -> Finished:
+    """The end of a generation that was cancelled before anything was computed."""
+    return Finished(
+        request_id=request.request_id,
+        reason="cancelled",
+        prompt_tokens=len(request.prompt),
+        new_tokens=0,
+        wait_s=waited_s,
+        prefill_s=0.0,
+        decode_s=0.0,
+    )
