@@ -1,12 +1,17 @@
 from __future__ import annotations
 
+from pathlib import Path
+
 import numpy as np
+import onnx
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from onnx import TensorProto, helper
 
-from magnitude.engine.protocol import Tensor, TensorInfo
-from magnitude.engine.tensors import feed_of, to_array, to_tensor
+from magnitude.engine.protocol import InferTensors, Tensor, TensorInfo, TensorsOut
+from magnitude.engine.sessions import open_session
+from magnitude.engine.tensors import TensorJob, feed_of, to_array, to_tensor
 from magnitude.errors import EngineError, RequestError
 
 DTYPES = ["float32", "float64", "float16", "int8", "int16", "int32", "int64", "uint8", "uint16", "uint32", "uint64"]
@@ -61,3 +66,24 @@ def test_an_output_that_is_no_tensor_of_numbers_is_an_error(value: object):
     with pytest.raises(EngineError) as caught:
         to_tensor("y", value)
     assert caught.value.code == "unsupported_output"
+
+
+def test_inputs_whose_free_dimensions_do_not_fit_together_are_the_requests_fault(tmp_path: Path):
+    rows = [helper.make_tensor_value_info(name, TensorProto.FLOAT, [name + "_rows"]) for name in "ab"]
+    total = helper.make_tensor_value_info("total", TensorProto.FLOAT, ["rows"])
+    graph = helper.make_graph([helper.make_node("Add", ["a", "b"], ["total"])], "add", rows, [total])
+    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=9)
+    onnx.save(model, tmp_path / "model.onnx")
+    session = open_session(tmp_path / "model.onnx", 1)
+
+    def run(a: int, b: int) -> TensorsOut:
+        tensors = [x((a,), name="a"), x((b,), name="b")]
+        (answer,) = TensorJob(InferTensors(request_id=1, model="add", inputs=tensors), session).advance()
+        assert isinstance(answer, TensorsOut)
+        return answer
+
+    assert run(3, 3).outputs[0].shape == (3,)
+    with pytest.raises(RequestError) as caught:
+        run(3, 2)
+    assert caught.value.code == "inputs_do_not_fit"
+    assert run(2, 2).outputs[0].shape == (2,)
