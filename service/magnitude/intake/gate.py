@@ -13,14 +13,13 @@ from collections.abc import Callable
 
 import msgspec
 from starlette.datastructures import Headers, MutableHeaders
-from starlette.exceptions import HTTPException
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from magnitude.config import ServerSettings
 from magnitude.errors import Cancelled, MagnitudeError
 from magnitude.feedback.metrics import Metrics
 from magnitude.intake.auth import Access, Peer, Principal, access_of, authorize
-from magnitude.intake.errors import error_response, from_http_exception, internal_error, status_of
+from magnitude.intake.errors import error_response, internal_error, status_of
 
 log = logging.getLogger("magnitude.intake")
 
@@ -86,8 +85,6 @@ class Gate:
     def _as_error(self, raised: Exception, scope: Scope) -> MagnitudeError:
         if isinstance(raised, MagnitudeError):
             return raised
-        if isinstance(raised, HTTPException):
-            return from_http_exception(raised, scope["path"], scope["method"])
         log.error(
             "request failed inside the service",
             exc_info=raised,
