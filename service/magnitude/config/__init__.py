@@ -1,5 +1,6 @@
 """Settings: one typed section a file, read from one YAML file and `conf.d/`."""
 
+from magnitude.config.address import TcpAddress, parse_listen
 from magnitude.config.agent import AgentSettings, ToolSettings
 from magnitude.config.engine import EngineSettings
 from magnitude.config.log import LogSettings
@@ -15,5 +16,7 @@ __all__ = [
     "ModelsSettings",
     "ServerSettings",
     "Settings",
+    "TcpAddress",
     "ToolSettings",
+    "parse_listen",
 ]

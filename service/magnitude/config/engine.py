@@ -9,21 +9,68 @@ from msgspec import Meta
 
 
 class EngineSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    # A model folder, or the `model.onnx` inside one; unset: the first chat model of `models.folder`.
-    model_path: str | None = None
-    # KV slots: so many generations may be open at once.
-    max_batch_size: Annotated[int, Meta(ge=1, le=64)] = 4
-    # Tokens of a prompt that one graph run takes in.
-    prefill_chunk_size: Annotated[int, Meta(ge=1, le=4096)] = 128
-    # The strategy loop: parsed, and fixed to the default strategy for now.
-    self_optimize: bool = True
-    optimization_window: Annotated[int, Meta(ge=1, le=100_000)] = 50
-    # Positions of a KV slot (prompt + answer). The model's own limit is the upper bound.
-    context_length: Annotated[int, Meta(ge=64, le=1_048_576)] = 8192
-    # 0: min(cores this process may use, CPU quota).
-    threads: Annotated[int, Meta(ge=0, le=256)] = 0
-    # New tokens when a request names no limit (small models do best with short answers).
-    default_max_tokens: Annotated[int, Meta(ge=1, le=1_048_576)] = 256
-    default_temperature: Annotated[float, Meta(ge=0, le=2)] = 0.3
-    # No graph run may take longer: an engine past it is taken for hung and replaced.
-    step_deadline_s: Annotated[float, Meta(gt=0, le=3600)] = 60.0
+    model_path: Annotated[
+        str | None,
+        Meta(
+            description="A model folder, or the .onnx file inside one; relative to the file that this key stands in. "
+            "Unset: the first chat model of models.folder."
+        ),
+    ] = None
+    max_batch_size: Annotated[
+        int, Meta(ge=1, le=64, description="KV slots: so many generations may be open at once; each costs memory.")
+    ] = 4
+    prefill_chunk_size: Annotated[
+        int,
+        Meta(
+            ge=1,
+            le=4096,
+            description="Tokens of a prompt that one graph run takes in. Larger prefills faster, smaller lets "
+            "running answers and cancelled requests wait less.",
+        ),
+    ] = 128
+    self_optimize: Annotated[
+        bool, Meta(description="The strategy loop. Read; the default strategy is fixed for now.")
+    ] = True
+    optimization_window: Annotated[
+        int,
+        Meta(
+            ge=1,
+            le=100_000,
+            description="Samples that the strategy loop looks at. Below about 50 strategies oscillate.",
+        ),
+    ] = 50
+    context_length: Annotated[
+        int,
+        Meta(
+            ge=64,
+            le=1_048_576,
+            description="Positions of a KV slot (prompt and answer together). The model's own limit is the bound.",
+        ),
+    ] = 8192
+    threads: Annotated[
+        int,
+        Meta(
+            ge=0,
+            le=256,
+            description="Threads of a graph run. 0: the fast cores that this process may use, within its CPU quota.",
+        ),
+    ] = 0
+    default_max_tokens: Annotated[
+        int,
+        Meta(
+            ge=1,
+            le=1_048_576,
+            description="New tokens when a request names no limit: small models do best with short answers.",
+        ),
+    ] = 256
+    default_temperature: Annotated[
+        float, Meta(ge=0, le=2, description="Temperature when a request names none; 0 always takes the best token.")
+    ] = 0.3
+    step_deadline_s: Annotated[
+        float,
+        Meta(
+            gt=0,
+            le=3600,
+            description="No graph run may take longer: an engine past it is taken for hung and replaced.",
+        ),
+    ] = 60.0

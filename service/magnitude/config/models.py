@@ -2,13 +2,27 @@
 
 from __future__ import annotations
 
+from typing import Annotated
+
 import msgspec
+from msgspec import Meta
 
 
 class ModelsSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    # Unset: /var/lib/magnitude/models for the system service, ~/.local/share/magnitude/models for a person.
-    folder: str | None = None
-    # Names of models to load at start besides the chat model. Unset: every embedder and reranker in the folder.
-    load: list[str] | None = None
-    # Further names for models, for clients with a name built in: {"gpt-4o-mini": "smollm2-135m-instruct"}.
-    aliases: dict[str, str] = {}
+    folder: Annotated[
+        str | None,
+        Meta(
+            description="Folder with one folder a model. Unset: /var/lib/magnitude/models for the system service, "
+            "~/.local/share/magnitude/models for a person."
+        ),
+    ] = None
+    load: Annotated[
+        list[str] | None,
+        Meta(
+            description="Names of models to load at start besides the chat model. "
+            "Unset: every embedder and reranker in the folder."
+        ),
+    ] = None
+    aliases: Annotated[
+        dict[str, str], Meta(description="Further names for models, for clients that have a name built in.")
+    ] = {}

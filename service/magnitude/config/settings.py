@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+from typing import Annotated
+
 import msgspec
+from msgspec import Meta
 
 from magnitude.config.agent import AgentSettings
 from magnitude.config.engine import EngineSettings
@@ -14,8 +17,12 @@ from magnitude.config.server import ServerSettings
 class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Effective settings of one service. Every field has a default: an empty file is a valid configuration."""
 
-    engine: EngineSettings = EngineSettings()
-    server: ServerSettings = ServerSettings()
-    models: ModelsSettings = ModelsSettings()
-    log: LogSettings = LogSettings()
-    agent: AgentSettings | None = None
+    engine: Annotated[EngineSettings, Meta(description="What runs the model, and how.")] = EngineSettings()
+    server: Annotated[ServerSettings, Meta(description="Who may talk to the service, where, and how much.")] = (
+        ServerSettings()
+    )
+    models: Annotated[ModelsSettings, Meta(description="Where models lie, and their further names.")] = (
+        ModelsSettings()
+    )
+    log: Annotated[LogSettings, Meta(description="How much is logged, and in which shape.")] = LogSettings()
+    agent: Annotated[AgentSettings | None, Meta(description="The agent run time; not active yet.")] = None

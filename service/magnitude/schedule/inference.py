@@ -18,6 +18,7 @@ from magnitude.engine.protocol import (
     TensorInfo,
     TokenLogprob,
 )
+from magnitude.feedback.records import TaskFigures
 from magnitude.models.description import ModelDescription
 
 
@@ -81,6 +82,35 @@ class ServiceHealth(msgspec.Struct, frozen=True, kw_only=True):
     uptime_s: float
 
 
+class ModelState(msgspec.Struct, frozen=True, kw_only=True):
+    """One served model: how it runs and what it holds. `failure` is empty while it can serve."""
+
+    name: str
+    kind: str
+    family: str
+    failure: str
+    weight_bytes: int
+    threads: int
+    slots: int
+    context_tokens: int
+    kv_type: str | None
+    kv_resident_bytes: int
+    kv_reserved_bytes: int
+
+
+class ServiceState(msgspec.Struct, frozen=True, kw_only=True):
+    """What `/v1/magnitude/state` and `magnitude ps` show."""
+
+    version: str
+    health: ServiceHealth
+    engine_phase: str
+    engine_steps: int
+    engine_rss_bytes: int
+    service_rss_bytes: int
+    models: list[ModelState]
+    figures: dict[str, TaskFigures]
+
+
 class Inference(Protocol):
     def models(self) -> Sequence[ModelDescription]:
         """Models that requests may name, default chat model first."""
@@ -113,3 +143,5 @@ class Inference(Protocol):
         ...
 
     def health(self) -> ServiceHealth: ...
+
+    def state(self) -> ServiceState: ...

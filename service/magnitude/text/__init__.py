@@ -1,1 +1,1 @@
-"""Text: tokenizers, chat templates, stream decoding, stop strings, tool calls. No HTTP, no ONNX Runtime."""
+"""Text: tokenizers, chat templates, stream decoding, stop strings, tool calls. Knows no HTTP and no ONNX Runtime."""

@@ -1,0 +1,191 @@
+"""Which CPUs this process may use, how fast each is, and what they can compute."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Collection, Iterable
+from pathlib import Path
+
+import msgspec
+
+from magnitude.board.cgroup import chains
+from magnitude.board.roots import HostRoots, read_int, read_text
+
+# Features that change how fast a model runs, under the kernel's names. Everything else in /proc/cpuinfo is noise
+# to us, and would only make keys and messages longer.
+RELEVANT_FEATURES = frozenset(
+    {
+        *("avx", "avx2", "fma", "f16c"),
+        *("avx512f", "avx512bw", "avx512vl", "avx512_vnni", "avx512_bf16", "avx512_fp16"),
+        *("avx_vnni", "amx_tile", "amx_int8"),
+        *("asimd", "asimdhp", "fphp", "asimddp", "i8mm", "bf16"),
+        *("sve", "sve2", "svei8mm", "sme"),
+    }
+)
+
+
+class CpuInfo(msgspec.Struct, frozen=True, kw_only=True):
+    """One online CPU. `capacity` is the kernel's scale (1024: the fastest core of the board)."""
+
+    cpu: int
+    capacity: int | None
+    max_freq_khz: int | None
+
+
+class Cluster(msgspec.Struct, frozen=True, kw_only=True):
+    """CPUs of one speed. `speed` compares clusters of one board with each other; it has no unit of its own."""
+
+    cpus: tuple[int, ...]
+    speed: int
+    max_freq_khz: int | None
+
+
+class Topology(msgspec.Struct, frozen=True, kw_only=True):
+    """Online CPUs by speed, the fastest cluster first."""
+
+    online: tuple[int, ...]
+    clusters: tuple[Cluster, ...]
+
+
+class CpuSnapshot(msgspec.Struct, frozen=True, kw_only=True):
+    """What a process may use. `quota_cpus` is CPU time over wall time that its groups grant (None: no quota)."""
+
+    machine: str
+    features: tuple[str, ...]
+    topology: Topology
+    affinity: tuple[int, ...]
+    quota_cpus: float | None
+    threads: int
+
+
+def parse_cpu_list(text: str) -> tuple[int, ...]:
+    """CPUs in the kernel's list notation, `0-3,6`. Parts that do not parse are left out."""
+    cpus: set[int] = set()
+    for part in text.replace("\n", ",").split(","):
+        first, _, last = part.strip().partition("-")
+        if first.isdigit() and (not last or last.isdigit()):
+            cpus.update(range(int(first), int(last or first) + 1))
+    return tuple(sorted(cpus))
+
+
+def cpu_quota(roots: HostRoots | None = None) -> float | None:
+    """The tightest CPU bandwidth limit of this process's groups, in CPUs; None without one."""
+    roots = roots or HostRoots()
+    quotas: list[float] = []
+    for chain in chains(roots, "cpu"):
+        for folder in chain.folders:
+            quota = _quota_v2(folder) if chain.version == 2 else _quota_v1(folder)
+            if quota is not None:
+                quotas.append(quota)
+    return min(quotas, default=None)
+
+
+def _quota_v2(folder: Path) -> float | None:
+    words = (read_text(folder / "cpu.max") or "").split()
+    if len(words) != 2 or not all(word.isdigit() for word in words) or int(words[1]) == 0:
+        return None
+    return int(words[0]) / int(words[1])
+
+
+def _quota_v1(folder: Path) -> float | None:
+    quota, period = read_int(folder / "cpu.cfs_quota_us"), read_int(folder / "cpu.cfs_period_us")
+    if quota is None or quota < 0 or not period:
+        return None
+    return quota / period
+
+
+def usable_threads(cpus: int, quota_cpus: float | None) -> int:
+    """Threads that can run at once on `cpus` CPUs under the quota: max(1, min(cpus, floor(quota))).
+
+    Rounded down: a thread too many makes the kernel stop all of them until the next period, and one that waits
+    for the others makes the whole graph wait.
+    """
+    return max(1, min(cpus, int(quota_cpus)) if quota_cpus is not None else cpus)
+
+
+def topology(roots: HostRoots | None = None) -> Topology:
+    """Online CPUs by speed: `cpu_capacity` where the kernel gives it, else the highest clock, else all alike."""
+    roots = roots or HostRoots()
+    tree = roots.sys / "devices/system/cpu"
+    online = parse_cpu_list(read_text(tree / "online") or "")
+    if not online:
+        online = tuple(sorted(os.sched_getaffinity(0)))
+    infos = [
+        CpuInfo(
+            cpu=cpu,
+            capacity=read_int(tree / f"cpu{cpu}/cpu_capacity"),
+            max_freq_khz=read_int(tree / f"cpu{cpu}/cpufreq/cpuinfo_max_freq"),
+        )
+        for cpu in online
+    ]
+    return Topology(online=online, clusters=cluster_by_speed(infos))
+
+
+def cluster_by_speed(infos: Iterable[CpuInfo]) -> tuple[Cluster, ...]:
+    """Group CPUs by speed, the fastest first. A measure counts only when every CPU has it."""
+    infos = list(infos)
+    if all(info.capacity for info in infos):
+        speeds = {info.cpu: info.capacity or 0 for info in infos}
+    elif all(info.max_freq_khz for info in infos):
+        speeds = {info.cpu: info.max_freq_khz or 0 for info in infos}
+    else:
+        speeds = {info.cpu: 1 for info in infos}
+    clusters: list[Cluster] = []
+    for speed in sorted(set(speeds.values()), reverse=True):
+        members = [info for info in infos if speeds[info.cpu] == speed]
+        clocks = [info.max_freq_khz for info in members if info.max_freq_khz is not None]
+        clusters.append(
+            Cluster(
+                cpus=tuple(sorted(info.cpu for info in members)),
+                speed=speed,
+                max_freq_khz=max(clocks, default=None),
+            )
+        )
+    return tuple(clusters)
+
+
+def compute_cpus(board: Topology, allowed: Collection[int]) -> tuple[int, ...]:
+    """The CPUs among `allowed` on which a graph runs fastest.
+
+    A graph's work is split evenly, so its speed is the number of CPUs times the slowest one's: clusters are added
+    from the fastest down as long as that product grows. (RK3588: 4 * 1024 > 8 * 414, so the big cores alone.)
+    """
+    best: tuple[int, ...] = ()
+    best_rate = 0
+    taken: tuple[int, ...] = ()
+    for cluster in board.clusters:
+        taken += tuple(cpu for cpu in cluster.cpus if cpu in allowed)
+        if len(taken) * cluster.speed > best_rate:
+            best, best_rate = taken, len(taken) * cluster.speed
+    return tuple(sorted(best)) or tuple(sorted(allowed))
+
+
+def cpu_features(roots: HostRoots | None = None) -> tuple[str, ...]:
+    """Those `RELEVANT_FEATURES` that every CPU of the board has, sorted.
+
+    Clusters can differ; a feature that only some cores have would be an illegal instruction on the others.
+    """
+    roots = roots or HostRoots()
+    common: set[str] | None = None
+    for line in (read_text(roots.proc / "cpuinfo") or "").splitlines():
+        name, _, value = line.partition(":")
+        if name.strip() in ("flags", "Features"):
+            have = RELEVANT_FEATURES & set(value.split())
+            common = set(have) if common is None else common & have
+    return tuple(sorted(common or ()))
+
+
+def read_cpu(roots: HostRoots | None = None, affinity: Collection[int] | None = None) -> CpuSnapshot:
+    """Everything above in one reading. `affinity` None asks the kernel for this process's mask."""
+    roots = roots or HostRoots()
+    allowed = os.sched_getaffinity(0) if affinity is None else affinity
+    board = topology(roots)
+    quota = cpu_quota(roots)
+    return CpuSnapshot(
+        machine=os.uname().machine,
+        features=cpu_features(roots),
+        topology=board,
+        affinity=tuple(sorted(allowed)),
+        quota_cpus=quota,
+        threads=usable_threads(len(compute_cpus(board, allowed)), quota),
+    )

@@ -1,0 +1,142 @@
+"""Reading the configuration: one YAML file, then `conf.d/*.yaml` beside it in the order of their names.
+
+Later files win: maps are merged key by key, lists and values are replaced. Which file: `--config`, else
+`MAGNITUDE_CONFIG`, else `/etc/magnitude/magnitude.yaml` (or the person's own). Only the last may be missing.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from pathlib import Path
+
+import msgspec
+import yaml
+
+from magnitude.config import typed
+from magnitude.config.address import parse_listen
+from magnitude.config.document import MapNode, Scalar, merge, parse, resolve_scalar
+from magnitude.config.settings import Settings
+from magnitude.errors import ConfigError
+from magnitude.paths import config_path
+
+# Values that name files: a relative one is relative to the file it stands in, wherever the service is started.
+PATH_KEYS = (("engine", "model_path"), ("models", "folder"), ("server", "unix_socket"))
+
+# Windows of 10 made strategies oscillate in the field, 50 worked, 100 was safe.
+SHORT_WINDOW = 50
+
+
+class Loaded(msgspec.Struct, frozen=True, kw_only=True):
+    """Settings, the files they came from (in reading order), and what the reader should know about them."""
+
+    settings: Settings
+    files: tuple[str, ...]
+    notices: tuple[str, ...]
+
+
+def load(path: Path | str | None = None, environ: Mapping[str, str] | None = None) -> Loaded:
+    """Read the configuration of this process. Raises `ConfigError`."""
+    environ = os.environ if environ is None else environ
+    named = path or environ.get("MAGNITUDE_CONFIG")
+    main = Path(named) if named else config_path(environ)
+    documents: list[MapNode] = []
+    files: list[str] = []
+    fragments = sorted((main.parent / "conf.d").glob("*.yaml"))
+    for file in (main, *fragments):
+        text = _read(file, optional=not named and file is main)
+        if text is not None:
+            documents.append(_with_absolute_paths(parse(text, str(file)), file.parent))
+            files.append(str(file))
+    return _loaded(documents, files)
+
+
+def load_text(text: str, name: str = "configuration") -> Loaded:
+    """Settings from one document; paths stay as written. Raises `ConfigError`."""
+    return _loaded([parse(text, name)], [name])
+
+
+def effective(settings: Settings) -> str:
+    """All settings, the defaults too, as YAML that `load` reads back to the same settings."""
+    document = yaml.dump(
+        msgspec.to_builtins(settings), Dumper=_Dumper, sort_keys=False, allow_unicode=True, width=110
+    )
+    return str(document)
+
+
+def notices(settings: Settings) -> tuple[str, ...]:
+    """What is accepted but does not do yet what a reader may expect."""
+    said: list[str] = []
+    if settings.agent is not None:
+        said.append("agent: is read and checked, but not active yet: this version runs no agent")
+    if settings.engine.optimization_window < SHORT_WINDOW:
+        said.append(
+            f"engine.optimization_window of {settings.engine.optimization_window} is short: strategies oscillate "
+            "below about 50"
+        )
+    return tuple(said)
+
+
+def _loaded(documents: list[MapNode], files: list[str]) -> Loaded:
+    root = parse("", files[0] if files else "configuration")
+    for document in documents:
+        root = merge(root, document)
+    settings = typed.build(root, Settings)
+    _check(settings)
+    return Loaded(settings=settings, files=tuple(files), notices=notices(settings))
+
+
+def _check(settings: Settings) -> None:
+    """What types cannot say."""
+    parse_listen(settings.server.listen)
+    names = [key.name for key in settings.server.api_keys]
+    twice = next((name for name in names if names.count(name) > 1), None)
+    if twice is not None:
+        raise ConfigError(
+            f"server.api_keys has two keys with the name {twice!r}",
+            hint="Give each key a name of its own: accounts and logs go by it",
+            param="server.api_keys",
+        )
+
+
+def _read(file: Path, *, optional: bool) -> str | None:
+    try:
+        return file.read_text("utf-8-sig")
+    except FileNotFoundError:
+        if optional:
+            return None
+        raise ConfigError(
+            f"{file} does not exist", hint="Check --config and MAGNITUDE_CONFIG", param=str(file)
+        ) from None
+    except UnicodeDecodeError as error:
+        raise ConfigError(f"{file} is not UTF-8 text", hint="Save it as UTF-8", param=str(file)) from error
+    except OSError as error:
+        raise ConfigError(
+            f"{file} cannot be read: {error.strerror}", hint="Check its owner and mode", param=str(file)
+        ) from error
+
+
+def _with_absolute_paths(root: MapNode, folder: Path) -> MapNode:
+    for section_name, key in PATH_KEYS:
+        section = root.items.get(section_name)
+        if not isinstance(section, MapNode):
+            continue
+        node = section.items.get(key)
+        if isinstance(node, Scalar) and node.kind == "text" and node.written:
+            absolute = str(folder.absolute() / Path(node.written).expanduser())
+            item = msgspec.structs.replace(node, value=os.path.normpath(absolute))
+            section = msgspec.structs.replace(section, items={**section.items, key: item})
+            root = msgspec.structs.replace(root, items={**root.items, section_name: section})
+    return root
+
+
+class _Dumper(yaml.SafeDumper):
+    """Quotes what our reader would take for something other than text, and what has to be escaped."""
+
+
+def _dump_text(dumper: yaml.SafeDumper, text: str) -> yaml.ScalarNode:
+    plain = resolve_scalar(text, quoted=False)[0] == "text" and text.isprintable()
+    return dumper.represent_scalar("tag:yaml.org,2002:str", text, style=None if plain else '"')
+
+
+_Dumper.add_representer(str, _dump_text)

@@ -1,0 +1,125 @@
+"""A model in memory: its session and whatever drives it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from pathlib import Path
+from typing import Any
+
+from magnitude.engine.decoder import Decoder
+from magnitude.engine.encoder import EncodeJob, Encoder
+from magnitude.engine.generation import Generation, check_generate
+from magnitude.engine.grammar import Grammar, GrammarTokenizer
+from magnitude.engine.kv import KvMemory
+from magnitude.engine.protocol import Embed, Generate, GrammarSpec, InferTensors, LoadModel, TensorInfo
+from magnitude.engine.sampling import Sampler
+from magnitude.engine.sessions import describe, open_session
+from magnitude.engine.tensors import TensorJob
+from magnitude.errors import ModelError, RequestError
+from magnitude.models.description import ModelDescription
+
+Job = Generation | EncodeJob | TensorJob
+
+
+class LoadedModel:
+    """Opens the jobs of one model. Raises `ModelError` when the model cannot be loaded.
+
+    `kv_fd` is the KV memory of a decoder; it is mapped and stays the caller's to close.
+    """
+
+    def __init__(self, request: LoadModel, kv_fd: int | None) -> None:
+        self.description: ModelDescription = request.model
+        self._grammar_tokenizer: GrammarTokenizer | None = None
+        self._decoder: Decoder | None = None
+        self._encoder: Encoder | None = None
+        self._kv: KvMemory | None = None
+        self._session: Any = open_session(Path(request.model.folder) / request.model.graph_file, request.threads)
+        self.inputs: tuple[TensorInfo, ...] = describe(self._session.get_inputs())
+        self.outputs: tuple[TensorInfo, ...] = describe(self._session.get_outputs())
+        match request.model.kind:
+            case "decoder":
+                if request.kv is None or kv_fd is None:
+                    raise ModelError(f"model {request.model.name} is a decoder but no KV memory came with it")
+                self._kv = KvMemory(kv_fd, request.kv)
+                try:
+                    self._decoder = Decoder(request.model, self._session, self._kv)
+                except ModelError:
+                    self.close()
+                    raise
+            case "embedder" | "reranker":
+                self._encoder = Encoder(request.model, self._session)
+            case "tensors":
+                pass
+
+    def open_generation(self, request: Generate, received_s: float, clock: Callable[[], float]) -> Generation:
+        """Check the request and rebuild its state. Raises `RequestError`; nothing is computed yet."""
+        if self._decoder is None or self._kv is None:
+            raise self._cannot("generate text")
+        vocab_size = self._decoder.shape.vocab_size
+        layout = self._kv.layout
+        check_generate(request, slots=layout.slots, max_len=layout.max_len, vocab_size=vocab_size)
+        return Generation(
+            request,
+            model_hash=self.description.model_hash,
+            decoder=self._decoder,
+            kv=self._kv,
+            sampler=Sampler(
+                request.sampler,
+                vocab_size=vocab_size,
+                prompt=request.prompt,
+                emitted=request.emitted,
+                logprobs=request.logprobs,
+            ),
+            grammar=self._grammar(request.grammar, vocab_size, request.emitted) if request.grammar else None,
+            received_s=received_s,
+            clock=clock,
+        )
+
+    def open_embed(self, request: Embed, clock: Callable[[], float]) -> EncodeJob:
+        if self._encoder is None:
+            raise self._cannot("embed text")
+        return EncodeJob(request, self._encoder, clock)
+
+    def open_tensors(self, request: InferTensors, clock: Callable[[], float]) -> TensorJob:
+        if self._decoder is not None:
+            raise self._cannot("be called with plain tensors, because its KV cache lives in the service")
+        return TensorJob(request, self._session, clock)
+
+    def close(self) -> None:
+        """Let go of session, bindings and mapping, in this order."""
+        if self._decoder is not None:
+            self._decoder.close()
+        self._decoder = self._encoder = self._session = self._grammar_tokenizer = None
+        if self._kv is not None:
+            self._kv.close()
+            self._kv = None
+
+    def _grammar(self, spec: GrammarSpec, vocab_size: int, emitted: Iterable[int]) -> Grammar:
+        # Built at the first constrained request: most models never see one, and it costs time and memory.
+        if self._grammar_tokenizer is None:
+            self._grammar_tokenizer = GrammarTokenizer(
+                self._tokenizer_text(), vocab_size, self.description.special.eos
+            )
+        return self._grammar_tokenizer.start(spec, emitted)
+
+    def _tokenizer_text(self) -> str:
+        name = self.description.tokenizer_file
+        if name is None:
+            raise ModelError(
+                f"model {self.description.name} has no tokenizer, so its output cannot be constrained",
+                code="grammar_unsupported",
+                hint="Send the request without response_format and tools",
+            )
+        path = Path(self.description.folder) / name
+        try:
+            return path.read_text(encoding="utf-8")
+        except (OSError, UnicodeDecodeError) as error:
+            raise ModelError(f"{path} cannot be read: {error}", param=str(path)) from error
+
+    def _cannot(self, what: str) -> RequestError:
+        return RequestError(
+            f"model {self.description.name} is of kind {self.description.kind} and cannot {what}",
+            code="wrong_model_kind",
+            param="model",
+            hint="Name a model of the right kind",
+        )

@@ -1,0 +1,77 @@
+"""How ONNX Runtime sessions are made: always the same explicit way."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import onnxruntime
+
+from magnitude.engine.load_errors import check_graph_file, explain
+from magnitude.engine.protocol import TensorInfo
+
+PROVIDERS = ("CPUExecutionProvider",)
+_ERRORS_ONLY = 3  # ONNX Runtime's severity scale: 0 verbose, 1 info, 2 warning, 3 error, 4 fatal
+
+# ONNX Runtime's names of element types, and NumPy's.
+DTYPES = {
+    "tensor(float)": "float32",
+    "tensor(double)": "float64",
+    "tensor(float16)": "float16",
+    "tensor(int8)": "int8",
+    "tensor(int16)": "int16",
+    "tensor(int32)": "int32",
+    "tensor(int64)": "int64",
+    "tensor(uint8)": "uint8",
+    "tensor(uint16)": "uint16",
+    "tensor(uint32)": "uint32",
+    "tensor(uint64)": "uint64",
+    "tensor(bool)": "bool",
+}
+
+
+def prepare_runtime() -> None:
+    """Switch telemetry off and the log to errors, for the whole process."""
+    onnxruntime.disable_telemetry_events()
+    onnxruntime.set_default_logger_severity(_ERRORS_ONLY)
+
+
+def session_options(threads: int) -> Any:
+    """Options of every session.
+
+    No optimised graph is ever saved: it would hold for this CPU and this ONNX Runtime only.
+    """
+    options = onnxruntime.SessionOptions()
+    options.intra_op_num_threads = threads
+    options.inter_op_num_threads = 1
+    options.execution_mode = onnxruntime.ExecutionMode.ORT_SEQUENTIAL
+    options.log_severity_level = _ERRORS_ONLY
+    options.add_session_config_entry("session.intra_op.allow_spinning", "0")
+    # The arena keeps the peak of the largest shape for ever, and memory patterns keep one plan a shape: with
+    # prompts of every length both only grow.
+    options.enable_cpu_mem_arena = False
+    options.enable_mem_pattern = False
+    return options
+
+
+def open_session(path: Path, threads: int) -> Any:
+    """An `InferenceSession` of the graph at `path`. Raises `ModelError` with the file, the cause and a hint."""
+    check_graph_file(path)
+    try:
+        return onnxruntime.InferenceSession(str(path), session_options(threads), providers=list(PROVIDERS))
+    except MemoryError:
+        raise
+    except Exception as error:  # ONNX Runtime's exceptions have no common root
+        raise explain(path, type(error).__name__, str(error)) from error
+
+
+def describe(arguments: list[Any]) -> tuple[TensorInfo, ...]:
+    """Graph inputs or outputs as messages: a free dimension is -1, an unknown type keeps ONNX Runtime's name."""
+    return tuple(
+        TensorInfo(
+            name=argument.name,
+            dtype=DTYPES.get(argument.type, argument.type),
+            shape=tuple(dim if isinstance(dim, int) and dim >= 0 else -1 for dim in argument.shape),
+        )
+        for argument in arguments
+    )

@@ -1,0 +1,129 @@
+"""What is kept of each task, and the running picture that is made of it."""
+
+from __future__ import annotations
+
+import math
+from typing import Literal
+
+import msgspec
+
+Outcome = Literal["ok", "cancelled", "failed", "rejected"]
+
+
+class TaskRecord(msgspec.Struct, frozen=True, kw_only=True):
+    """One task, also when it failed."""
+
+    kind: Literal["generate", "embed", "infer"]
+    model: str
+    outcome: Outcome
+    code: str = ""  # error code where `outcome` is not ok
+    prompt_tokens: int = 0
+    new_tokens: int = 0
+    queue_s: float = 0.0
+    prefill_s: float = 0.0
+    decode_s: float = 0.0
+
+
+# Weight of the newest sample: the mean's memory is about 1 / 0.05 = 20 tasks, so that a device that has warmed up
+# forgets its cold start within twenty tasks.
+SMOOTHING = 0.05
+# Latencies fall into buckets that grow by 10 %: a P95 from them is at most 10 % off, in 230 counters from 1 ms
+# to an hour.
+BUCKET_GROWTH = 1.1
+FIRST_BUCKET_S = 0.001
+
+
+class RunningFigures:
+    """Mean, spread and quantiles of a series in constant memory, recent samples weighing more."""
+
+    def __init__(self) -> None:
+        self.count = 0
+        self.mean = 0.0
+        self._weights: dict[int, float] = {}
+        self._unit = 1.0
+
+    def add(self, value: float) -> None:
+        self.count += 1
+        weight = max(SMOOTHING, 1.0 / self.count)
+        self.mean += weight * (value - self.mean)
+        bucket = 0
+        if value > FIRST_BUCKET_S:
+            bucket = math.ceil(math.log(value / FIRST_BUCKET_S, BUCKET_GROWTH))
+        # Growing the newcomer's weight instead of shrinking all the others costs one multiplication a sample.
+        self._unit /= 1.0 - SMOOTHING
+        self._weights[bucket] = self._weights.get(bucket, 0.0) + self._unit
+        if self._unit > 1e100:
+            self._weights = {key: kept / self._unit for key, kept in self._weights.items()}
+            self._unit = 1.0
+
+    def quantile(self, share: float) -> float:
+        """Upper edge of the bucket that holds the quantile `share` (0..1); 0 without samples."""
+        total = sum(self._weights.values())
+        reached = 0.0
+        edge_s = 0.0
+        for bucket in sorted(self._weights):
+            edge_s = FIRST_BUCKET_S * BUCKET_GROWTH**bucket
+            reached += self._weights[bucket]
+            if reached >= share * total:
+                break
+        return edge_s
+
+
+class TaskFigures(msgspec.Struct, frozen=True, kw_only=True):
+    """The running picture of one kind of task on one model."""
+
+    count: int
+    failed: int
+    cancelled: int
+    queue_p95_s: float
+    prefill_tokens_per_s: float
+    decode_tokens_per_s: float
+    run_p50_s: float
+    run_p95_s: float
+
+
+class _Series:
+    def __init__(self) -> None:
+        self.queue = RunningFigures()
+        self.run = RunningFigures()
+        self.prefill_rate = RunningFigures()
+        self.decode_rate = RunningFigures()
+        self.count = self.failed = self.cancelled = 0
+
+
+class Feedback:
+    """Collects task records into running figures by (kind, model)."""
+
+    def __init__(self) -> None:
+        self._series: dict[tuple[str, str], _Series] = {}
+
+    def record(self, task: TaskRecord) -> None:
+        series = self._series.setdefault((task.kind, task.model), _Series())
+        series.count += 1
+        series.failed += task.outcome in {"failed", "rejected"}
+        series.cancelled += task.outcome == "cancelled"
+        if task.outcome != "ok":
+            return
+        series.queue.add(task.queue_s)
+        series.run.add(task.prefill_s + task.decode_s)
+        if task.prefill_s > 0 and task.prompt_tokens:
+            series.prefill_rate.add(task.prompt_tokens / task.prefill_s)
+        # The first token is the prefill's; a rate needs the steps after it.
+        if task.decode_s > 0 and task.new_tokens > 1:
+            series.decode_rate.add((task.new_tokens - 1) / task.decode_s)
+
+    def figures(self) -> dict[str, TaskFigures]:
+        """Figures by "kind model"."""
+        return {
+            f"{kind} {model}": TaskFigures(
+                count=series.count,
+                failed=series.failed,
+                cancelled=series.cancelled,
+                queue_p95_s=series.queue.quantile(0.95),
+                prefill_tokens_per_s=series.prefill_rate.mean,
+                decode_tokens_per_s=series.decode_rate.mean,
+                run_p50_s=series.run.quantile(0.5),
+                run_p95_s=series.run.quantile(0.95),
+            )
+            for (kind, model), series in self._series.items()
+        }

@@ -1,0 +1,89 @@
+"""Build the ONNX graph of a model from its weights."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import msgspec
+
+from magnitude.models.decoder_graph import DecoderGraph, KvScales
+from magnitude.models.description import DecoderShape, EncoderShape, KvType
+from magnitude.models.encoder_graph import EncoderGraph
+from magnitude.models.families import FAMILIES
+from magnitude.models.graph import DATA_FILE, GRAPH_FILE, GraphWriter
+from magnitude.models.linear import Bits, StoredWeights
+from magnitude.models.sources.source import WeightSource, refuse
+
+__all__ = ["DATA_FILE", "GRAPH_FILE", "Bits", "BuildResult", "KvScales", "StoredWeights", "build_graph"]
+
+
+class BuildResult(msgspec.Struct, frozen=True, kw_only=True):
+    """What was built: the shape of the one graph, and how its weights were stored."""
+
+    decoder: DecoderShape | None
+    encoder: EncoderShape | None
+    weights: tuple[StoredWeights, ...]
+
+
+def build_graph(
+    source: WeightSource,
+    folder: Path,
+    *,
+    bits: Bits,
+    kv_type: KvType = "float32",
+    accuracy_level: int = 4,
+    kv_scales: tuple[KvScales, ...] | None = None,
+    all_logits: bool = False,
+) -> BuildResult:
+    """Write `model.onnx` and `model.onnx.data` into `folder` and flush them to the disk.
+
+    `bits` is the width of what is quantised here: float weights, and Q8_0 blocks in a 4-bit build. Other block
+    formats are repacked without loss whatever `bits` says, and embedding and output layer get at least 8 bits.
+    16 means not quantised: every weight is stored as float32, because ONNX Runtime's CPU operators compute in float32
+    (half-precision weights would be converted at load) and dequantised blocks are not exact in float16.
+
+    `accuracy_level` is MatMulNBits' (4: activations in INT8, 0: float). `kv_scales` are needed for, and only for, an
+    int8 KV cache. `all_logits` returns the logits of all tokens, not of the last one: for verification.
+
+    Raises `ImportFailed` when tensors are missing, have a wrong shape or have no place in the graph (all are listed),
+    and `OSError` when the folder cannot be written; half-written files are the caller's to remove.
+    """
+    check_tensors(source)
+    with GraphWriter(folder) as graph:
+        if source.config.kind == "decoder":
+            decoder = DecoderGraph(
+                graph,
+                source,
+                bits=bits,
+                kv_type=kv_type,
+                accuracy_level=accuracy_level,
+                kv_scales=kv_scales,
+                all_logits=all_logits,
+            )
+            result = BuildResult(decoder=decoder.build(), encoder=None, weights=tuple(decoder.account))
+        else:
+            encoder = EncoderGraph(graph, source, bits=bits, accuracy_level=accuracy_level)
+            result = BuildResult(decoder=None, encoder=encoder.build(), weights=tuple(encoder.account))
+        graph.save()
+    return result
+
+
+def check_tensors(source: WeightSource) -> None:
+    """Compare the source's tensors with those that its family's graph reads.
+
+    Raises `ImportFailed` that names all that are missing, misshapen, or would be left out of the computation.
+    """
+    family = FAMILIES[source.family]
+    wanted, have = family.tensors(source.config), source.tensor_names()
+    problems = [f"{name} is missing" for name in wanted if name not in have]
+    for name, shape in wanted.items():
+        if name in have and source.shape(name) != shape:
+            problems.append(f"{name} has the shape {list(source.shape(name))}, not {list(shape)}")
+    problems += [
+        f"{name} has no place in the graph" for name in sorted(have - set(wanted)) if not family.ignores(name)
+    ]
+    refuse(
+        f"The weights do not fit a model of the family {source.family}",
+        problems,
+        hint="The files are incomplete, or the model differs from its family in a way that is not supported",
+    )

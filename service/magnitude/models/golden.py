@@ -1,0 +1,188 @@
+"""The golden set: does a graph still compute, here, what it computed when it was imported?
+
+Quantised products depend on the CPU and on the kernel that ONNX Runtime picks for it; a kernel that is wrong for
+one CPU gives fluent nonsense and no error. So a few real texts travel with each model: their ids, the logits (or
+the vector) that the graph gave at import, on the machine that imported it. The service runs them once for each
+(model hash, ONNX Runtime version, CPU features).
+
+Everything here is pure; whoever calls brings the function that runs the graph.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import msgspec
+import numpy as np
+from numpy.typing import NDArray
+
+GOLDEN_FILE = "golden.json"
+GOLDEN_VERSION = 1
+
+Floats = NDArray[np.float32]
+
+# Logits kept a prompt: the best ones decide what is sampled; eight cover nearly all of the probability mass that
+# temperature 0.3 (the default) can reach.
+KEPT_LOGITS = 8
+
+# A prompt is used only where its best token leads by this much at import, so that ordinary rounding cannot flip it.
+# Two correct INT8 kernels, or a prefix computed in one piece and token by token, were measured up to 0.6 apart.
+SURE_MARGIN = 1.5
+
+# Allowed mean difference of the kept logits from the stored ones. Correct kernels: below 0.2 (measured between
+# accuracy levels 0 and 4 of the embedded model); a saturating or wrong one: several units.
+LOGIT_TOLERANCE = 1.0
+
+# Encoders: cosine of the vector with the stored one. Float kernels differ by 1e-6, INT8 activations by 1e-3.
+COSINE_TOLERANCE = 0.99
+
+# INT8 activations (accuracy level 4) are accepted when, against the same reference, they add at most 0.02 nats of
+# divergence to what float activations have, and lose at most 6 in 100 top tokens. The divergence is the measure; top
+# tokens also flip between two that are equally good. Measured on SmolLM2-135M in its own Q4_1 blocks: 0.004 nats and
+# 4 in 100. For scale: quantising weights to 4 bits costs 0.03 to 0.1 nats, so activations add a fraction of that.
+LEVEL_TOP1_LOSS = 0.06
+LEVEL_KL_LOSS_NATS = 0.02
+
+
+class GoldenPrompt(msgspec.Struct, frozen=True, kw_only=True):
+    """`ids` go in, the last row of the logits comes out: `top` are its best ids in order, `logits` their values."""
+
+    ids: list[int]
+    top: list[int]
+    logits: list[float]
+
+
+class GoldenVector(msgspec.Struct, frozen=True, kw_only=True):
+    """`ids` go in, `vector` comes out (an embedding, or one score)."""
+
+    ids: list[int]
+    vector: list[float]
+
+
+class Golden(msgspec.Struct, frozen=True, kw_only=True):
+    """Content of `golden.json`; `made_on` names the CPU features of the machine that imported the model."""
+
+    version: int
+    model_hash: str
+    prompts: list[GoldenPrompt] = []
+    vectors: list[GoldenVector] = []
+    ort_version: str = ""
+    made_on: str = ""
+
+
+class GoldenResult(msgspec.Struct, frozen=True, kw_only=True):
+    """`passed` says whether the model may serve. `reason` is empty then, else one line for people."""
+
+    passed: bool
+    prompts: int
+    top1_agreement: float
+    mean_logit_difference: float
+    lowest_cosine: float
+    reason: str = ""
+
+
+class Agreement(msgspec.Struct, frozen=True, kw_only=True):
+    """A graph against a reference over `tokens` positions: share of equal top tokens, and mean KL in nats."""
+
+    tokens: int
+    top1: float
+    kl_nats: float
+
+
+def log_softmax(logits: NDArray[np.floating]) -> NDArray[np.float64]:
+    shifted = logits.astype(np.float64) - logits.max(axis=-1, keepdims=True)
+    result: NDArray[np.float64] = shifted - np.log(np.exp(shifted).sum(axis=-1, keepdims=True))
+    return result
+
+
+def agreement(reference: NDArray[np.floating], graph: NDArray[np.floating]) -> Agreement:
+    """Compares two `[positions, vocabulary]` arrays of logits. KL is of the graph from the reference:
+    sum of p_ref * (log p_ref - log p_graph). Logits that are not finite count as total disagreement."""
+    if not np.isfinite(graph).all():
+        return Agreement(tokens=len(graph), top1=0.0, kl_nats=float("inf"))
+    expected, got = log_softmax(reference), log_softmax(graph)
+    kl = (np.exp(expected) * (expected - got)).sum(axis=-1)
+    top1 = expected.argmax(axis=-1) == got.argmax(axis=-1)
+    return Agreement(tokens=len(graph), top1=float(top1.mean()), kl_nats=float(kl.mean()))
+
+
+def merged(parts: list[Agreement]) -> Agreement:
+    """Several texts as one, weighted by their positions."""
+    tokens = sum(part.tokens for part in parts)
+    return Agreement(
+        tokens=tokens,
+        top1=sum(part.top1 * part.tokens for part in parts) / tokens,
+        kl_nats=sum(part.kl_nats * part.tokens for part in parts) / tokens,
+    )
+
+
+def choose_accuracy_level(int8: Agreement, floats: Agreement) -> tuple[int, str]:
+    """MatMulNBits' accuracy level for a model: 4 (INT8 activations, much faster) unless it costs too much.
+
+    `int8` and `floats` are the same quantised graph at levels 4 and 0, against the same reference.
+    """
+    figures = (
+        f"top-1 {int8.top1:.3f} against {floats.top1:.3f}, KL {int8.kl_nats:.4f} against {floats.kl_nats:.4f} nats "
+        f"with float activations, over {int8.tokens} positions"
+    )
+    if int8.top1 < floats.top1 - LEVEL_TOP1_LOSS:
+        return 0, f"INT8 activations lose more than {LEVEL_TOP1_LOSS:.0%} of the top tokens: {figures}"
+    if not int8.kl_nats <= floats.kl_nats + LEVEL_KL_LOSS_NATS:
+        return 0, f"INT8 activations add more than {LEVEL_KL_LOSS_NATS} nats: {figures}"
+    return 4, f"INT8 activations stay within the tolerances: {figures}"
+
+
+def golden_prompt(ids: list[int], last_row: NDArray[np.floating]) -> GoldenPrompt | None:
+    """The prompt with its best logits, or None when its best token does not lead clearly enough."""
+    top = np.argsort(last_row)[::-1][:KEPT_LOGITS]
+    logits = [round(float(last_row[token]), 4) for token in top]
+    if len(logits) < 2 or not np.isfinite(logits).all() or logits[0] - logits[1] < SURE_MARGIN:
+        return None
+    return GoldenPrompt(ids=ids, top=[int(token) for token in top], logits=logits)
+
+
+def cosine(a: NDArray[np.floating], b: NDArray[np.floating]) -> float:
+    a64, b64 = a.astype(np.float64), b.astype(np.float64)
+    length = float(np.linalg.norm(a64) * np.linalg.norm(b64))
+    return float(a64 @ b64) / length if length else 0.0
+
+
+def check(run: Callable[[list[int]], NDArray[np.floating]], golden: Golden) -> GoldenResult:
+    """Runs the set. `run` gives the last row of the logits of a prompt, or the vector of a text.
+
+    Raises whatever `run` raises.
+    """
+    same, differences, cosines = 0, [], []
+    for prompt in golden.prompts:
+        row = np.asarray(run(prompt.ids), dtype=np.float64).reshape(-1)
+        same += int(row.argmax()) == prompt.top[0]
+        differences.append(float(np.abs(row[prompt.top] - np.asarray(prompt.logits)).mean()))
+    for item in golden.vectors:
+        expected = np.asarray(item.vector)
+        got = np.asarray(run(item.ids), dtype=np.float64).reshape(-1)
+        # A single score has no direction: compare it as a number, on the scale of a logit.
+        cosines.append(
+            cosine(expected, got) if len(expected) > 1 else float(abs(got[0] - expected[0]) < LOGIT_TOLERANCE)
+        )
+    count = len(golden.prompts)
+    top1 = same / count if count else 1.0
+    difference = float(np.mean(differences)) if differences else 0.0
+    lowest = min(cosines, default=1.0)
+    return GoldenResult(
+        passed=not (reason := _why_not(top1, same, count, difference, lowest)),
+        prompts=count + len(golden.vectors),
+        top1_agreement=top1,
+        mean_logit_difference=difference,
+        lowest_cosine=lowest,
+        reason=reason,
+    )
+
+
+def _why_not(top1: float, same: int, count: int, difference: float, lowest: float) -> str:
+    if top1 < 1.0:
+        return f"{count - same} of {count} golden prompts have another first token than at import"
+    if not difference <= LOGIT_TOLERANCE:
+        return f"golden logits differ by {difference:.2f} on average, {LOGIT_TOLERANCE} is allowed"
+    if not lowest >= COSINE_TOLERANCE:
+        return f"a golden vector has cosine {lowest:.4f} to the one at import, {COSINE_TOLERANCE} is required"
+    return ""

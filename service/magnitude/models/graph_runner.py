@@ -1,0 +1,90 @@
+"""Running a graph during import: plainly, from an empty KV cache, without the engine's batches and slots.
+
+Used to verify, calibrate and record the golden set, and therefore simple rather than fast.
+"""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnxruntime
+from numpy.typing import NDArray
+
+from magnitude.errors import ImportFailed
+from magnitude.models.description import DecoderShape, EncoderShape, KvType
+
+_KV_DTYPES: dict[KvType, type[np.generic]] = {"float32": np.float32, "float16": np.float16, "int8": np.int8}
+
+
+def open_session(path: Path) -> Any:
+    """A session on the CPU. Raises `ImportFailed` with ONNX Runtime's reason in one line."""
+    onnxruntime.set_default_logger_severity(4)
+    onnxruntime.disable_telemetry_events()
+    options = onnxruntime.SessionOptions()
+    options.intra_op_num_threads = len(os.sched_getaffinity(0))
+    options.add_session_config_entry("session.intra_op.allow_spinning", "0")
+    try:
+        return onnxruntime.InferenceSession(str(path), options, providers=["CPUExecutionProvider"])
+    except Exception as error:  # ONNX Runtime's exceptions have no common base but Exception
+        reason = " ".join(str(error).split())[:600]
+        raise ImportFailed(
+            f"{path.name}: ONNX Runtime {onnxruntime.__version__} cannot load this graph: {reason}",
+            hint="Check the file's sha256, or export it again for this version",
+            param=str(path),
+        ) from error
+
+
+class DecoderRunner:
+    """One decoder graph. `run` starts with an empty KV cache each time."""
+
+    def __init__(self, path: Path, shape: DecoderShape) -> None:
+        self._session = open_session(path)
+        self._shape = shape
+        self._inputs = {node.name for node in self._session.get_inputs()}
+        dtype = _KV_DTYPES[shape.kv_type]
+        empty = np.zeros((1, shape.kv_heads, 0, shape.head_dim), dtype)
+        names = [p % layer for layer in range(shape.layers) for p in (shape.past_key, shape.past_value)]
+        self._past = {name: empty for name in names}
+
+    def _feed(self, ids: list[int]) -> dict[str, NDArray[Any]]:
+        feed: dict[str, NDArray[Any]] = {self._shape.input_ids: np.asarray([ids], np.int64), **self._past}
+        if self._shape.attention_mask in self._inputs:
+            feed[str(self._shape.attention_mask)] = np.ones((1, len(ids)), np.int64)
+        if self._shape.position_ids in self._inputs:
+            feed[str(self._shape.position_ids)] = np.arange(len(ids), dtype=np.int64)[None]
+        return feed
+
+    def logits(self, ids: list[int]) -> NDArray[np.float32]:
+        """`[positions, vocabulary]`: a row for each of `ids`, or the last one only, as the graph gives them."""
+        (rows,) = self._session.run([self._shape.logits], self._feed(ids))
+        result: NDArray[np.float32] = rows[0].astype(np.float32, copy=False)
+        return result
+
+    def key_value_peaks(self, ids: list[int]) -> NDArray[np.float32]:
+        """`[layers, 2]`: the largest magnitude in each layer's K (after rotation) and V over `ids`."""
+        shape = self._shape
+        names = [p % layer for layer in range(shape.layers) for p in (shape.present_key, shape.present_value)]
+        tensors = self._session.run(names, self._feed(ids))
+        peaks = np.array([np.abs(tensor).max() for tensor in tensors], np.float32)
+        return peaks.reshape(shape.layers, 2)
+
+
+class EncoderRunner:
+    """One encoder graph that pools inside."""
+
+    def __init__(self, path: Path, shape: EncoderShape) -> None:
+        self._session = open_session(path)
+        self._shape = shape
+
+    def vector(self, ids: list[int]) -> NDArray[np.float32]:
+        """The embedding (or the score) of one text."""
+        row = np.asarray([ids], np.int64)
+        feed = {"input_ids": row, "attention_mask": np.ones_like(row)}
+        if self._shape.token_type_ids:
+            feed["token_type_ids"] = np.zeros_like(row)
+        (rows,) = self._session.run([self._shape.output], feed)
+        result: NDArray[np.float32] = rows[0]
+        return result

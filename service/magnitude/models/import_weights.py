@@ -1,0 +1,197 @@
+"""From weights (GGUF, safetensors) to a checked model folder."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, Literal
+
+from magnitude.errors import ImportFailed
+from magnitude.models.build import BuildResult, StoredWeights, build_graph
+from magnitude.models.description import SpecialTokens
+from magnitude.models.genai_config import genai_config, write_genai_config
+from magnitude.models.golden import GOLDEN_FILE
+from magnitude.models.graph import DATA_FILE, GRAPH_FILE
+from magnitude.models.import_job import ImportJob, Report, versions
+from magnitude.models.integrity import file_entry, files_sha256, model_hash
+from magnitude.models.manifest import SCHEMA_VERSION, Manifest, Quantisation, SourceEntry, TensorGroup
+from magnitude.models.source_kind import recognise
+from magnitude.models.sources import WeightSource, open_source
+from magnitude.models.tokenizers.chat_template import TEMPLATE_FILE
+from magnitude.models.tokenizers.from_folder import tokenizer_from_folder
+from magnitude.models.tokenizers.from_gguf import tokenizer_from_gguf
+from magnitude.models.tokenizers.parts import TokenizerParts
+from magnitude.models.verify import Bits, verify_decoder, verify_encoder
+from magnitude.persist import write_atomic
+
+CHECK_FOLDER = ".check"  # graphs for comparison; removed before the folder gets its name
+
+
+def import_weights(job: ImportJob, staging: Path, report: Report) -> Manifest:
+    """Builds, verifies and describes the model in `staging`. Raises `ImportFailed`."""
+    path = Path(job.source)
+    report(0.0, "reading the source")
+    source = open_source(path)
+    parts = _tokenizer(source, path)
+    if parts.tokens > source.config.vocab:
+        raise ImportFailed(
+            f"the tokenizer has {parts.tokens} ids but the model only {source.config.vocab}",
+            hint="Tokenizer and weights are of different models; fetch both from the same place",
+        )
+    kind = source.config.kind
+    bits = job.bits or default_bits(source)
+    if kind != "decoder" and job.kv == "int8":
+        raise ImportFailed("an encoder has no KV cache", hint="Leave --kv out", param="kv")
+    report(0.02, "hashing the source")
+    origin = _origin(job, path)
+    check = staging / CHECK_FOLDER
+    check.mkdir()
+    texts = golden_ids(parts)
+    if kind == "decoder":
+        outcome = verify_decoder(
+            source, check, bits=bits, kv=job.kv, texts=texts, memory_bytes=job.memory_bytes, report=report
+        )
+    else:
+        outcome = verify_encoder(source, check, bits=bits, texts=texts, report=report)
+    report(0.8, "writing the graph")
+    built = build_graph(
+        source,
+        staging,
+        bits=bits,
+        kv_type=outcome.kv_type,
+        accuracy_level=outcome.accuracy_level or 0,
+        kv_scales=outcome.kv_scales,
+    )
+    shutil.rmtree(check)
+    report(0.9, "recording the golden set")
+    files = {name: file_entry(staging / name) for name in (GRAPH_FILE, DATA_FILE)}
+    the_hash = model_hash(files, files)
+    golden = outcome.record(staging / GRAPH_FILE, built, the_hash)
+    write_atomic(staging / GOLDEN_FILE, golden)
+    report(0.95, "writing the tokenizer")
+    template_file = write_tokenizer(staging, parts)
+    if built.decoder is not None:
+        config = genai_config(
+            built.decoder, parts.special, family=source.family, graph_file=GRAPH_FILE, heads=source.config.heads
+        )
+        write_genai_config(staging, config)
+    for name in sorted(p.name for p in staging.iterdir() if p.is_file()):
+        if name not in files:
+            files[name] = file_entry(staging / name)
+    quantised = bits != 16 or any("float" not in w.stored_format for w in built.weights)
+    return Manifest(
+        schema=SCHEMA_VERSION,
+        name=job.name,
+        kind=kind,
+        family=source.family,
+        graph_file=GRAPH_FILE,
+        source=origin,
+        files=files,
+        weight_bytes=files[DATA_FILE].size_bytes,
+        model_hash=the_hash,
+        special=parts.special,
+        decoder=built.decoder,
+        encoder=built.encoder,
+        tokenizer_file="tokenizer.json",
+        tokens=parts.tokens,
+        chat_template_file=template_file,
+        quantisation=Quantisation(
+            bits=bits,
+            groups=_groups(built),
+            accuracy_level=outcome.accuracy_level if quantised else None,
+            accuracy_reason=outcome.accuracy_reason if quantised else "",
+            kv_type=built.decoder.kv_type if built.decoder else None,
+            kv_scales=outcome.kv_origin,
+        ),
+        verification=outcome.verification,
+        notes=parts.notes,
+        licence=str(source.metadata.get("licence") or ""),
+        created_s=job.created_s,
+        made_with=versions(),
+    )
+
+
+def default_bits(source: WeightSource) -> Bits:
+    """What the source holds: 4-bit blocks stay 4, wider blocks 8. Float decoders get 4, float encoders stay float."""
+    weights: dict[str, int] = {}
+    for name in source.tensor_names():
+        shape = source.shape(name)
+        if len(shape) == 2:
+            weights[source.stored_as(name)] = weights.get(source.stored_as(name), 0) + shape[0] * shape[1]
+    most = max(weights, key=lambda stored: weights[stored], default="F32")
+    if "Q" not in most:
+        return 4 if source.config.kind == "decoder" else 16
+    return 4 if most.lstrip("I").startswith(("Q2", "Q3", "Q4")) else 8
+
+
+def golden_ids(parts: TokenizerParts) -> list[list[int]]:
+    """The texts of the golden set as ids, as the service would make them."""
+    from importlib.resources import files
+
+    from tokenizers import Tokenizer
+
+    tokenizer = Tokenizer.from_str(parts.tokenizer_json)
+    folder = files("magnitude.models.golden_texts")
+    names = sorted(entry.name for entry in folder.iterdir() if entry.name.endswith(".txt"))
+    return [list(tokenizer.encode((folder / name).read_text(encoding="utf-8")).ids) for name in names]
+
+
+def write_tokenizer(staging: Path, parts: TokenizerParts) -> str | None:
+    """Writes the tokenizer's files; returns the name of the chat template's file, if there is one."""
+    write_atomic(staging / "tokenizer.json", parts.tokenizer_json.encode())
+    for name, value in (
+        ("tokenizer_config.json", parts.tokenizer_config),
+        ("special_tokens_map.json", parts.special_tokens_map),
+    ):
+        write_atomic(staging / name, json.dumps(value, indent=2, ensure_ascii=False).encode() + b"\n")
+    if parts.chat_template is None:
+        return None
+    write_atomic(staging / TEMPLATE_FILE, parts.chat_template.encode())
+    return TEMPLATE_FILE
+
+
+def _tokenizer(source: WeightSource, path: Path) -> TokenizerParts:
+    raw: Mapping[str, Any] = source.metadata
+    if source.format == "gguf":
+        return tokenizer_from_gguf(raw["gguf"])
+    return tokenizer_from_folder(path, bos=raw.get("bos"), eos=raw.get("eos") or (), pad=raw.get("pad"))
+
+
+def _origin(job: ImportJob, path: Path) -> SourceEntry:
+    found = recognise(path)
+    format_: Literal["gguf", "huggingface"] = "gguf" if job.kind == "gguf" else "huggingface"
+    return SourceEntry(format=format_, file=path.name, sha256=files_sha256(found.files), size_bytes=found.size_bytes)
+
+
+def _groups(built: BuildResult) -> tuple[TensorGroup, ...]:
+    """One line for each pair of formats, however many tensors share it."""
+    found: dict[tuple[str, str, bool], list[str]] = {}
+    for stored in built.weights:
+        found.setdefault((stored.source_format, stored.stored_format, stored.lossless), []).extend(stored.tensors)
+    return tuple(
+        TensorGroup(
+            tensors=_names(names),
+            source_format=source_format,
+            stored_format=stored_format,
+            lossless=lossless,
+            how=_how(
+                StoredWeights(tensors=(), source_format=source_format, stored_format=stored_format, lossless=lossless)
+            ),
+        )
+        for (source_format, stored_format, lossless), names in found.items()
+    )
+
+
+def _names(names: list[str]) -> str:
+    return names[0] if len(names) == 1 else f"{len(names)} tensors, {names[0]} first"
+
+
+def _how(stored: StoredWeights) -> str:
+    if stored.lossless:
+        return "the same values"
+    return "quantised a second time" if "Q" in stored.source_format else "quantised"
+
+
+__all__ = ["CHECK_FOLDER", "SpecialTokens", "default_bits", "golden_ids", "import_weights", "write_tokenizer"]

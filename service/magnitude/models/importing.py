@@ -1,0 +1,199 @@
+"""`import_model`: from a source to a checked model folder under its own name, or nothing at all.
+
+The parent's side. It looks at names and sizes only; a confined child reads the file (`import_job.py`). The child
+writes into a hidden staging folder beside the target; when everything is there and flushed to the disk, one
+`rename` gives the folder its name. Killed at any moment, an import leaves a hidden staging folder that the next
+import removes.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import os
+import shutil
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Literal
+
+import msgspec
+
+from magnitude.board.memory import effective_memory
+from magnitude.errors import ImportFailed
+from magnitude.models.description import ModelDescription
+from magnitude.models.import_job import ImportJob
+from magnitude.models.integrity import damaged_files
+from magnitude.models.manifest import Manifest, describe, write_manifest
+from magnitude.models.sandbox import Limits, Progress, run_confined
+from magnitude.models.source_kind import Source, check_name, default_name, recognise
+from magnitude.persist import sync_folder
+
+STAGING_PREFIX = ".importing-"
+
+# Private memory of a job beside the weights it copies: interpreter and libraries (measured 110 MB), a tokenizer
+# with a large vocabulary (400 MB for 262,144 tokens in Python lists), one float copy of the largest matrix.
+_BASE_MEMORY_BYTES = 1536 << 20
+# A 4-bit file is dequantised to float for the reference: 32 / 4.5 bits a weight, and ONNX Runtime packs it once more.
+_MEMORY_PER_SOURCE_BYTE = 16
+# What is left to the rest of the machine.
+_MEMORY_SHARE = 0.85
+# Even a small machine needs this much for the interpreter, ONNX Runtime and a tokenizer.
+_LEAST_MEMORY_BYTES = 512 << 20
+# A converted model is at most this much larger than its source, beside tokenizer and tables: float16 weights that
+# stay float become float32.
+_DISK_PER_SOURCE_BYTE = 2
+_DISK_BESIDE_BYTES = 64 << 20
+# CPU seconds: a minute to start with, and two for each ten MB, which a Pi 5 needs a fifth of. A damaged
+# file that sends a parser into a loop is stopped after minutes, not never.
+_CPU_S_BASE = 300
+_CPU_S_PER_MB = 12.0
+
+
+def import_model(
+    source: Path,
+    *,
+    name: str | None = None,
+    bits: Literal[4, 8, 16] | None = None,
+    kv: Literal["float", "int8"] = "float",
+    models_folder: Path,
+    progress: Callable[[Progress], None] = lambda _: None,
+    memory_bytes: int | None = None,
+) -> ModelDescription:
+    """Import `source` (a GGUF file, a Hugging Face folder, a ready ONNX folder or graph) as `models_folder/name`.
+
+    `bits` None keeps what the source has (float decoders become 4-bit, float encoders stay float). `memory_bytes`
+    is what may be used; None asks the machine. Raises `ImportFailed`; then nothing that looks usable is left.
+    """
+    found = recognise(source)
+    chosen = name if name is not None else default_name(found)
+    check_name(chosen)
+    target = models_folder / chosen
+    _refuse_existing(target)
+    models_folder.mkdir(parents=True, exist_ok=True)
+    remove_leftovers(models_folder)
+    _check_disk(found, models_folder)
+    limits = job_limits(
+        found.size_bytes, memory_bytes if memory_bytes is not None else effective_memory().headroom_bytes
+    )
+    with _staging(models_folder, chosen) as staging:
+        job = ImportJob(
+            kind=found.kind,
+            source=str(found.path.absolute()),
+            staging=str(staging.absolute()),
+            name=chosen,
+            bits=bits,
+            kv=kv,
+            memory_bytes=limits.data_bytes,
+            created_s=int(time.time()),
+        )
+        answer = run_confined("magnitude.models.import_job", job, limits=limits, what=str(source), progress=progress)
+        try:
+            manifest = msgspec.json.decode(answer, type=Manifest)
+        except msgspec.MsgspecError as error:
+            raise ImportFailed(f"{source}: the import gave no usable manifest ({error})", hint="") from error
+        _finish(staging, target, manifest)
+    return describe(target, manifest)
+
+
+def job_limits(source_bytes: int, memory_bytes: int) -> Limits:
+    """Bounds for a source of that size on a machine with that much memory to give."""
+    wanted = _BASE_MEMORY_BYTES + _MEMORY_PER_SOURCE_BYTE * source_bytes
+    cpu_s = int(_CPU_S_BASE + _CPU_S_PER_MB * source_bytes / 1e6)
+    return Limits(
+        data_bytes=max(_LEAST_MEMORY_BYTES, min(wanted, int(memory_bytes * _MEMORY_SHARE))),
+        cpu_s=cpu_s,
+        wall_s=2.0 * cpu_s,
+    )
+
+
+def remove_leftovers(models_folder: Path) -> list[Path]:
+    """Remove staging folders whose import is gone. A running import holds a lock on its own."""
+    removed = []
+    for folder in sorted(models_folder.glob(f"{STAGING_PREFIX}*")):
+        if folder.is_symlink() or not folder.is_dir():
+            continue
+        with contextlib.suppress(OSError), _locked(folder) as free:
+            if free:
+                shutil.rmtree(folder, ignore_errors=True)
+                removed.append(folder)
+    return removed
+
+
+def _refuse_existing(target: Path) -> None:
+    if target.exists() or target.is_symlink():
+        raise ImportFailed(
+            f"a model named {target.name!r} is already there",
+            hint=f"Remove it with `magnitude rm {target.name}`, or choose another name with --name",
+            param="name",
+            code="model_exists",
+        )
+
+
+def _check_disk(source: Source, models_folder: Path) -> None:
+    need = _DISK_BESIDE_BYTES + _DISK_PER_SOURCE_BYTE * source.size_bytes
+    free = shutil.disk_usage(models_folder).free
+    if free < need:
+        raise ImportFailed(
+            f"{models_folder}: {free / 1e6:.0f} MB are free, the import may need {need / 1e6:.0f} MB",
+            hint="Remove a model that is not used (`magnitude list`, `magnitude rm NAME`), or free some space",
+            param=str(models_folder),
+        )
+
+
+@contextlib.contextmanager
+def _locked(folder: Path) -> Iterator[bool]:
+    """Whether the folder's lock could be taken; it is held within the block and dies with the process."""
+    descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            yield False
+        else:
+            yield True
+    finally:
+        os.close(descriptor)
+
+
+@contextlib.contextmanager
+def _staging(models_folder: Path, name: str) -> Iterator[Path]:
+    """A locked hidden folder beside the target; whatever is still under that name at the end is removed."""
+    folder = Path(tempfile.mkdtemp(prefix=f"{STAGING_PREFIX}{name}-", dir=models_folder))
+    with _locked(folder):
+        try:
+            yield folder
+        finally:
+            shutil.rmtree(folder, ignore_errors=True)
+
+
+def _finish(staging: Path, target: Path, manifest: Manifest) -> None:
+    """Flush everything, write the manifest, and give the folder its name."""
+    damaged = damaged_files(staging, manifest, deep=False)
+    if damaged:
+        raise ImportFailed(damaged[0], hint="The storage may be full or failing; check `dmesg` and try again")
+    write_manifest(staging, manifest)
+    for path in staging.iterdir():
+        path.chmod(0o644)
+        _sync(path)
+    staging.chmod(0o755)
+    sync_folder(staging)
+    try:
+        staging.rename(target)
+    except OSError as error:
+        _refuse_existing(target)
+        raise ImportFailed(
+            f"{target}: the finished model cannot be put in place ({error.strerror})",
+            hint="Check the folder's permissions",
+            param=str(target),
+        ) from error
+    sync_folder(target.parent)
+
+
+def _sync(path: Path) -> None:
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)

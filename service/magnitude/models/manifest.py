@@ -1,0 +1,158 @@
+"""`manifest.json`: what an import knows about the folder that it wrote.
+
+The manifest is written last and read first: a folder without it is not one of ours. It is strict when read, so
+that a damaged or newer one is named as such instead of being half understood.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Literal
+
+import msgspec
+
+from magnitude.errors import ModelError
+from magnitude.models.description import (
+    DecoderShape,
+    EncoderShape,
+    Kind,
+    KvType,
+    ModelDescription,
+    SpecialTokens,
+)
+from magnitude.models.untrusted import CONFIG_MAX_BYTES, inside, read_capped
+from magnitude.persist import write_atomic
+
+MANIFEST_FILE = "manifest.json"
+SCHEMA_VERSION = 1
+
+
+class FileEntry(msgspec.Struct, frozen=True, kw_only=True):
+    """One file of the folder."""
+
+    size_bytes: int
+    sha256: str
+
+
+class SourceEntry(msgspec.Struct, frozen=True, kw_only=True):
+    """Where the weights came from. `sha256` is over the weight files in the order of their names."""
+
+    format: Literal["gguf", "huggingface", "genai", "onnx"]
+    file: str
+    sha256: str
+    size_bytes: int
+
+
+class TensorGroup(msgspec.Struct, frozen=True, kw_only=True):
+    """How a group of tensors is stored. `how` is `as it was`, `converted` or `quantised a second time`."""
+
+    tensors: str
+    source_format: str
+    stored_format: str
+    lossless: bool
+    how: str = ""
+
+
+class Quantisation(msgspec.Struct, frozen=True, kw_only=True):
+    """What was done to the numbers. `accuracy_level` is MatMulNBits' (4: INT8 activations, 0: float)."""
+
+    bits: int
+    groups: tuple[TensorGroup, ...] = ()
+    accuracy_level: int | None = None
+    accuracy_reason: str = ""
+    kv_type: KvType | None = None
+    kv_scales: str = ""  # where the scales of an INT8 KV cache come from
+
+
+class Verification(msgspec.Struct, frozen=True, kw_only=True):
+    """Figures of one graph against a reference over the golden texts; see `golden.py` for the measures."""
+
+    reference: str
+    graph: str
+    tokens: int
+    top1_agreement: float | None = None
+    kl_nats: float | None = None
+    cosine: float | None = None
+    passed: bool
+
+
+class Manifest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Everything that is known of an imported model."""
+
+    schema: int
+    name: str
+    kind: Kind
+    family: str
+    graph_file: str
+    source: SourceEntry
+    files: dict[str, FileEntry]
+    weight_bytes: int
+    model_hash: str
+    special: SpecialTokens = SpecialTokens()
+    decoder: DecoderShape | None = None
+    encoder: EncoderShape | None = None
+    tokenizer_file: str | None = None
+    tokens: int | None = None  # ids of the tokenizer; the logits may be wider
+    chat_template_file: str | None = None
+    quantisation: Quantisation | None = None
+    verification: tuple[Verification, ...] = ()
+    notes: tuple[str, ...] = ()
+    licence: str = ""
+    created_s: int = 0
+    made_with: dict[str, str] = {}  # versions of what took part in the import
+
+
+class _SchemaOnly(msgspec.Struct):
+    schema: int
+
+
+def encode_manifest(manifest: Manifest) -> bytes:
+    return msgspec.json.format(msgspec.json.encode(manifest), indent=2) + b"\n"
+
+
+def write_manifest(folder: Path, manifest: Manifest) -> None:
+    write_atomic(folder / MANIFEST_FILE, encode_manifest(manifest))
+
+
+def read_manifest(folder: Path) -> Manifest:
+    """Raises `ModelError` for a missing, damaged or newer manifest, and for file names that lead out of the folder."""
+    path = folder / MANIFEST_FILE
+    data = read_capped(path, CONFIG_MAX_BYTES, what="manifest")
+    again = "Import the model again (`magnitude rm NAME`, then `magnitude import SOURCE`)"
+    try:
+        schema = msgspec.json.decode(data, type=_SchemaOnly).schema
+        if schema != SCHEMA_VERSION:
+            raise ModelError(
+                f"{path}: schema {schema}, but this version reads {SCHEMA_VERSION}",
+                hint="Update Magnitude" if schema > SCHEMA_VERSION else again,
+                param=str(path),
+            )
+        manifest = msgspec.json.decode(data, type=Manifest)
+    except (msgspec.MsgspecError, UnicodeDecodeError) as error:
+        what = "empty" if not data else f"torn or not ours ({error})"
+        raise ModelError(f"{path}: the manifest is {what}", hint=again, param=str(path)) from error
+    names = [manifest.graph_file, manifest.tokenizer_file, manifest.chat_template_file, *manifest.files]
+    for name in names:
+        if name is not None:
+            inside(folder, name, what="the manifest")
+    return manifest
+
+
+def describe(folder: Path, manifest: Manifest) -> ModelDescription:
+    """The plain description that service and engine work with. The folder's name is the model's name."""
+    return ModelDescription(
+        name=folder.name,
+        kind=manifest.kind,
+        family=manifest.family,
+        folder=str(folder.absolute()),
+        graph_file=manifest.graph_file,
+        model_hash=manifest.model_hash,
+        weight_bytes=manifest.weight_bytes,
+        special=manifest.special,
+        decoder=manifest.decoder,
+        encoder=manifest.encoder,
+        tokenizer_file=manifest.tokenizer_file,
+        chat_template_file=manifest.chat_template_file,
+        licence=manifest.licence,
+        created_s=manifest.created_s,
+    )

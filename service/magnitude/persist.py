@@ -1,0 +1,186 @@
+"""Small files that survive a power cut: written whole or not at all, checked when read.
+
+`write_atomic` replaces one file. `StateFile` adds what state on flash needs: a schema number, a checksum, one
+previous generation (`NAME.bak`) and a place for broken files (`NAME.broken-1`, `NAME.broken-2`). Reading never
+fails and writing never raises for the storage's sake: a service on a worn or read-only card keeps serving.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import logging
+import os
+import tempfile
+from collections.abc import Callable
+from pathlib import Path
+from typing import Generic, Literal, TypeVar
+
+import msgspec
+
+T = TypeVar("T")
+
+Source = Literal["file", "previous", "default"]
+
+MAX_STATE_BYTES = 16 * 1024 * 1024  # state is small; a larger file is not ours and must not fill the memory
+BROKEN_KEPT = 2  # enough to look at what happened, too few to fill a card in a restart loop
+
+_log = logging.getLogger(__name__)
+
+
+def write_atomic(path: Path | str, data: bytes, mode: int = 0o644) -> None:
+    """Replace the file `path` by `data`: after a crash at any moment it holds the old bytes or the new ones.
+
+    The temporary file lies in the same folder, because a rename is atomic within one file system only. The folder
+    is synced too: without that the rename itself can be lost. Raises `OSError`; the old file is then untouched.
+    """
+    path = Path(path)
+    descriptor, name = tempfile.mkstemp(prefix=f".{path.name}.", suffix=".tmp", dir=path.parent)
+    try:
+        with os.fdopen(descriptor, "wb") as file:
+            file.write(data)
+            file.flush()
+            os.fchmod(file.fileno(), mode)
+            os.fsync(file.fileno())
+        Path(name).replace(path)
+    except BaseException:
+        with contextlib.suppress(OSError):
+            Path(name).unlink()
+        raise
+    sync_folder(path.parent)
+
+
+def sync_folder(folder: Path) -> None:
+    """Make renames and removals in `folder` durable. File systems that cannot sync a folder are let off."""
+    descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        with contextlib.suppress(OSError):  # some network and FUSE file systems answer EINVAL
+            os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+class _Envelope(msgspec.Struct, frozen=True, kw_only=True):
+    schema: int
+    sha256: str  # over the bytes of `value` as they stand in the file
+    value: msgspec.Raw
+
+
+class _Unusable(Exception):
+    """Why the content of a state file is not used."""
+
+
+class StateFile(Generic[T]):
+    """State of type `type_` (a msgspec struct) in the JSON file `path`, for one writer at a time.
+
+    `schema` is raised whenever old content must not be read any more. `persistent` turns false when the last save
+    failed (read-only or full storage) and true again when one succeeds; `source` says where the last `load` came
+    from.
+    """
+
+    def __init__(self, path: Path | str, type_: type[T], *, schema: int) -> None:
+        self.path = Path(path)
+        self.schema = schema
+        self.persistent = True
+        self.source: Source = "default"
+        self._previous = self.path.with_name(self.path.name + ".bak")
+        self._envelopes = msgspec.json.Decoder(_Envelope)
+        self._values = msgspec.json.Decoder(type_)
+
+    def load(self, default: Callable[[], T]) -> T:
+        """The saved state, else its previous generation, else `default()`. Never raises for the file's sake."""
+        self._remove_leftovers()
+        generations: tuple[tuple[Path, Source], ...] = ((self.path, "file"), (self._previous, "previous"))
+        for path, source in generations:
+            try:
+                value = self._decode(path)
+            except FileNotFoundError:
+                continue
+            except OSError as error:
+                _log.warning("state file %s cannot be read", path, extra={"fields": {"error": str(error)}})
+                continue
+            except _Unusable as why:
+                kept = self._set_aside(path)
+                _log.warning(
+                    "state file %s is not usable and was set aside",
+                    path,
+                    extra={"fields": {"why": str(why), "kept_as": kept or "nothing, the folder is read-only"}},
+                )
+                continue
+            self.source = source
+            return value
+        self.source = "default"
+        return default()
+
+    def save(self, value: T) -> bool:
+        """Write `value` and keep what was there as the previous generation. False when the storage refuses."""
+        body = msgspec.json.encode(value)
+        data = msgspec.json.encode(
+            _Envelope(schema=self.schema, sha256=hashlib.sha256(body).hexdigest(), value=msgspec.Raw(body))
+        )
+        try:
+            self._keep_previous()
+            write_atomic(self.path, data)
+        except OSError as error:
+            if self.persistent:
+                _log.warning("state is not saved to %s any more", self.path, extra={"fields": {"error": str(error)}})
+            self.persistent = False
+            return False
+        if not self.persistent:
+            _log.info("state is saved to %s again", self.path)
+        self.persistent = True
+        return True
+
+    def _decode(self, path: Path) -> T:
+        with path.open("rb") as file:
+            data = file.read(MAX_STATE_BYTES + 1)
+        if len(data) > MAX_STATE_BYTES:
+            raise _Unusable(f"it is larger than {MAX_STATE_BYTES} bytes")
+        try:
+            envelope = self._envelopes.decode(data)
+        except (msgspec.MsgspecError, UnicodeDecodeError) as error:
+            raise _Unusable(f"it is torn or not ours: {error}" if data else "it is empty") from error
+        if envelope.schema != self.schema:
+            raise _Unusable(f"its schema is {envelope.schema}, this version reads {self.schema}")
+        body = bytes(envelope.value)
+        if hashlib.sha256(body).hexdigest() != envelope.sha256:
+            raise _Unusable("its checksum does not match")
+        try:
+            return self._values.decode(body)
+        except (msgspec.MsgspecError, UnicodeDecodeError) as error:
+            raise _Unusable(f"its content does not fit: {error}") from error
+
+    def _keep_previous(self) -> None:
+        """Let the current file become the previous generation, if it is good: a broken one must not push out a
+        good one. A hard link keeps the current name in place all the time."""
+        try:
+            self._decode(self.path)
+        except (OSError, _Unusable):
+            return
+        link = self.path.with_name(f".{self.path.name}.bak.tmp")
+        link.unlink(missing_ok=True)
+        try:
+            link.hardlink_to(self.path)
+        except OSError:  # FAT and some FUSE file systems have no hard links
+            write_atomic(self._previous, self.path.read_bytes())
+        else:
+            link.replace(self._previous)
+
+    def _set_aside(self, path: Path) -> str | None:
+        """Move a broken file to `NAME.broken-1`; older ones move up, the oldest goes."""
+        names = [self.path.with_name(f"{self.path.name}.broken-{n}") for n in range(1, BROKEN_KEPT + 1)]
+        try:
+            for older, newer in zip(reversed(names), reversed(names[:-1]), strict=False):
+                if newer.exists():
+                    newer.replace(older)
+            path.replace(names[0])
+            sync_folder(path.parent)
+        except OSError:
+            return None
+        return names[0].name
+
+    def _remove_leftovers(self) -> None:
+        """Drop temporary files of a writer that was killed."""
+        with contextlib.suppress(OSError):
+            for leftover in self.path.parent.glob(f".{self.path.name}.*tmp"):
+                leftover.unlink(missing_ok=True)

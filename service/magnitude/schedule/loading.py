@@ -1,0 +1,131 @@
+"""Loading the planned models into a fresh engine."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Awaitable, Callable
+
+from magnitude.engine.client import EngineLink
+from magnitude.engine.protocol import Failed, Loaded, LoadModel, Message, PrefillProgress, ToService
+from magnitude.errors import MagnitudeError
+from magnitude.schedule.dispatcher import Dispatcher, ModelPlan, error_from
+from magnitude.supervise.lifecycle import LoadFailed, ModelsReady
+
+log = logging.getLogger("magnitude.schedule")
+
+# Reading the weights is what loading waits for: an SD card gives about 20 MB/s at worst, and a graph of any size
+# takes some seconds to build on a small core.
+SLOWEST_READ_BYTES_PER_S = 10_000_000
+LOAD_BASE_S = 60.0
+
+
+def load_deadline_s(plans: list[ModelPlan]) -> float:
+    """Time after which loading all of `plans` counts as hung."""
+    return LOAD_BASE_S + sum(plan.description.weight_bytes for plan in plans) / SLOWEST_READ_BYTES_PER_S
+
+
+class FreshEngine:
+    """The engine that is being loaded, for asking it something before it serves."""
+
+    def __init__(self, loader: ModelLoader, link: EngineLink) -> None:
+        self._loader = loader
+        self._link = link
+
+    def next_id(self) -> int:
+        return self._loader.next_id()
+
+    async def ask(self, message: Message, request_id: int) -> ToService:
+        return await self._loader.ask(self._link, message, request_id)
+
+
+class ModelLoader:
+    """Loads every planned model and lets it prove itself; one that fails does not take the others along.
+
+    `admit(plan, engine)` is asked after each load and says why the model may not serve, or None.
+    """
+
+    def __init__(
+        self,
+        dispatcher: Dispatcher,
+        admit: Callable[[ModelPlan, FreshEngine], Awaitable[MagnitudeError | None]] | None = None,
+    ) -> None:
+        self._dispatcher = dispatcher
+        self._admit = admit
+        self._answers: dict[int, asyncio.Future[ToService]] = {}
+
+    def on_message(self, message: ToService) -> bool:
+        """True when `message` belongs to loading."""
+        request_id = getattr(message, "request_id", None)
+        if isinstance(message, PrefillProgress):
+            return request_id in self._answers
+        answer = self._answers.pop(request_id, None) if request_id is not None else None
+        if answer is None:
+            return False
+        if not answer.done():
+            answer.set_result(message)
+        return True
+
+    def engine_down(self) -> None:
+        for answer in self._answers.values():
+            answer.cancel()
+        self._answers.clear()
+
+    async def ask(self, link: EngineLink, message: Message, request_id: int, fd: int | None = None) -> ToService:
+        """Send `message` and wait for the answer with its id."""
+        answer: asyncio.Future[ToService] = asyncio.get_running_loop().create_future()
+        self._answers[request_id] = answer
+        link.send(message, fd)
+        return await answer
+
+    def next_id(self) -> int:
+        return self._dispatcher.next_id()
+
+    async def load_all(self, link: EngineLink) -> ModelsReady | LoadFailed:
+        """Load every plan, one after the other. Failed only when nothing at all can be served."""
+        failures: list[MagnitudeError] = []
+        plans = self._dispatcher.plans()
+        for plan in plans:
+            plan.failure = await self._load(link, plan)
+            if plan.failure is None and self._admit is not None:
+                plan.failure = await self._admit(plan, FreshEngine(self, link))
+            if plan.failure is not None:
+                failures.append(plan.failure)
+        if plans and len(failures) == len(plans):
+            reason = "; ".join(str(failure) for failure in failures)
+            return LoadFailed(reason, permanent=all(failure.permanent for failure in failures))
+        return ModelsReady()
+
+    async def _load(self, link: EngineLink, plan: ModelPlan) -> MagnitudeError | None:
+        name = plan.description.name
+        request_id = self._dispatcher.next_id()
+        message = LoadModel(
+            request_id=request_id,
+            model=plan.description,
+            threads=plan.strategy.threads,
+            kv=plan.kv.layout if plan.kv else None,
+        )
+        answer = await self.ask(link, message, request_id, plan.kv.fd if plan.kv else None)
+        match answer:
+            case Loaded():
+                plan.signature = (answer.inputs, answer.outputs)
+                log.info(
+                    "model loaded",
+                    extra={
+                        "fields": {
+                            "model": name,
+                            "load_s": round(answer.load_s, 3),
+                            "weights_mb": round(plan.description.weight_bytes / 1e6),
+                            "threads": plan.strategy.threads,
+                            "slots": plan.strategy.slots,
+                            "context": plan.strategy.context_length,
+                        }
+                    },
+                )
+                return None
+            case Failed():
+                error = error_from(answer)
+                log.error("model not loaded", extra={"fields": {"model": name, "reason": str(error)}})
+                return error
+            case _:
+                return MagnitudeError(f"unexpected answer {type(answer).__name__} to loading {name}")

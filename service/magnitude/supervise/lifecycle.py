@@ -1,0 +1,217 @@
+"""The life of the engine as a pure state machine: when to start it, when to give it up, when to try again.
+
+The supervisor (`engine_process.py`) feeds it events and carries out its effects.
+
+    down ──▶ starting ──▶ loading ──▶ up
+      ▲          │            │        │
+      └─ back-off ◀───────────┴────────┘        failed: nothing to gain by trying again
+"""
+
+from __future__ import annotations
+
+from enum import StrEnum
+
+import msgspec
+
+# Starting Python and ONNX Runtime takes 0.3 s from a warm page cache; an SD card that reads 20 MB/s needs about
+# 10 s for the same 150 MB. Ten times the warm figure would be too tight there, a minute is not.
+HELLO_DEADLINE_S = 60.0
+# The engine's heartbeat comes every 0.5 s from a thread of its own; ten missed in a row are no scheduling jitter.
+SILENCE_DEADLINE_S = 5.0
+# First retry at once enough for a person not to notice, then doubling to half a minute: a board must not spend
+# its heat on a crash loop, and must still recover by itself within a minute of the cause going away.
+BACKOFF_FIRST_S = 0.25
+BACKOFF_MAX_S = 30.0
+# An engine that held for a minute was healthy: its next death starts the back-off from the beginning.
+STABLE_AFTER_S = 60.0
+
+
+class Phase(StrEnum):
+    DOWN = "down"
+    STARTING = "starting"
+    LOADING = "loading"
+    UP = "up"
+    BACKING_OFF = "backing_off"
+    FAILED = "failed"
+    STOPPED = "stopped"
+
+
+# --- events ---
+
+
+class Begin(msgspec.Struct, frozen=True):
+    pass
+
+
+class SaidHello(msgspec.Struct, frozen=True):
+    compatible: bool
+    detail: str = ""
+
+
+class ModelsReady(msgspec.Struct, frozen=True):
+    """Every model that can be loaded is loaded."""
+
+
+class LoadFailed(msgspec.Struct, frozen=True):
+    """The model without which the service is pointless could not be loaded."""
+
+    reason: str
+    permanent: bool
+
+
+class Beat(msgspec.Struct, frozen=True):
+    """A heartbeat: `busy_s` is the age of the graph run under way."""
+
+    steps: int
+    busy_s: float
+
+
+class Exited(msgspec.Struct, frozen=True):
+    reason: str
+
+
+class Tick(msgspec.Struct, frozen=True):
+    """Time has passed."""
+
+
+class Stop(msgspec.Struct, frozen=True):
+    pass
+
+
+Event = Begin | SaidHello | ModelsReady | LoadFailed | Beat | Exited | Tick | Stop
+
+
+# --- effects ---
+
+
+class Spawn(msgspec.Struct, frozen=True):
+    pass
+
+
+class LoadModels(msgspec.Struct, frozen=True):
+    pass
+
+
+class Kill(msgspec.Struct, frozen=True):
+    """End the process now (SIGKILL) and reap it; `Exited` must follow."""
+
+    reason: str
+
+
+class Terminate(msgspec.Struct, frozen=True):
+    """Ask the process to leave, kill it if it does not."""
+
+
+class Announce(msgspec.Struct, frozen=True):
+    """The phase changed; `reason` says why, for the log and for `/readyz`."""
+
+    phase: Phase
+    reason: str
+
+
+Effect = Spawn | LoadModels | Kill | Terminate | Announce
+
+
+class EngineLifecycle:
+    """One engine's life. `load_deadline_s` bounds the loading of all models, `step_deadline_s` one graph run."""
+
+    def __init__(self, *, load_deadline_s: float, step_deadline_s: float) -> None:
+        self._load_deadline_s = load_deadline_s
+        self._step_deadline_s = step_deadline_s
+        self.phase = Phase.DOWN
+        self.reason = "not started"
+        self.restarts = 0
+        self._since_s = 0.0
+        self._last_beat_s = 0.0
+        self._retry_at_s = 0.0
+        self._failures_in_row = 0
+        self._killing = False
+
+    def apply(self, event: Event, now_s: float) -> list[Effect]:
+        if self.phase in {Phase.STOPPED, Phase.FAILED} and not isinstance(event, Stop):
+            return []
+        match event:
+            case Begin():
+                return self._spawn(now_s)
+            case SaidHello(compatible, detail):
+                self._last_beat_s = now_s
+                if self.phase is not Phase.STARTING:
+                    return []
+                if not compatible:
+                    return [*self._enter(Phase.FAILED, detail, now_s), Kill(detail)]
+                return [*self._enter(Phase.LOADING, "loading models", now_s), LoadModels()]
+            case ModelsReady():
+                if self.phase is not Phase.LOADING:
+                    return []
+                return self._enter(Phase.UP, "serving", now_s)
+            case LoadFailed(reason, permanent):
+                if permanent:
+                    return [*self._enter(Phase.FAILED, reason, now_s), Terminate()]
+                return self._kill(reason)
+            case Beat(_, busy_s):
+                self._last_beat_s = now_s
+                if self.phase is Phase.UP and busy_s > self._step_deadline_s:
+                    return self._kill(
+                        f"one graph run takes {busy_s:.0f} s, over its deadline of {self._step_deadline_s:.0f} s"
+                    )
+                return []
+            case Exited(reason):
+                return self._exited(reason, now_s)
+            case Tick():
+                return self._tick(now_s)
+            case Stop():
+                was_running = self.phase in {Phase.STARTING, Phase.LOADING, Phase.UP}
+                effects = self._enter(Phase.STOPPED, "stopped on request", now_s)
+                return [*effects, Terminate()] if was_running else effects
+
+    def next_check_s(self, now_s: float) -> float:
+        """Seconds until `Tick` is worth sending again."""
+        if self.phase is Phase.BACKING_OFF:
+            return max(0.0, self._retry_at_s - now_s)
+        return 0.5
+
+    def _spawn(self, now_s: float) -> list[Effect]:
+        self._last_beat_s = now_s
+        self._killing = False
+        return [*self._enter(Phase.STARTING, "starting", now_s), Spawn()]
+
+    def _tick(self, now_s: float) -> list[Effect]:
+        phase_age_s = now_s - self._since_s
+        silent_s = now_s - self._last_beat_s
+        match self.phase:
+            case Phase.STARTING if phase_age_s > HELLO_DEADLINE_S:
+                return self._kill(f"no word from the engine for {phase_age_s:.0f} s after its start")
+            case Phase.LOADING if phase_age_s > self._load_deadline_s:
+                return self._kill(f"loading takes longer than {self._load_deadline_s:.0f} s")
+            case Phase.LOADING | Phase.UP if silent_s > SILENCE_DEADLINE_S:
+                return self._kill(f"the engine has been silent for {silent_s:.1f} s")
+            case Phase.BACKING_OFF if now_s >= self._retry_at_s:
+                self.restarts += 1
+                return self._spawn(now_s)
+            case _:
+                return []
+
+    def _exited(self, reason: str, now_s: float) -> list[Effect]:
+        if self.phase in {Phase.DOWN, Phase.BACKING_OFF}:
+            return []
+        if self.phase is Phase.UP and now_s - self._since_s >= STABLE_AFTER_S:
+            self._failures_in_row = 0
+        delay_s = min(BACKOFF_FIRST_S * 2**self._failures_in_row, BACKOFF_MAX_S)
+        self._failures_in_row += 1
+        self._retry_at_s = now_s + delay_s
+        if self._killing:
+            reason = self.reason
+        return self._enter(Phase.BACKING_OFF, f"{reason}; next start in {delay_s:.2g} s", now_s)
+
+    def _kill(self, reason: str) -> list[Effect]:
+        if self._killing:
+            return []
+        self._killing = True
+        self.reason = reason
+        return [Kill(reason)]
+
+    def _enter(self, phase: Phase, reason: str, now_s: float) -> list[Effect]:
+        self.phase = phase
+        self.reason = reason
+        self._since_s = now_s
+        return [Announce(phase, reason)]

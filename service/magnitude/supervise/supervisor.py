@@ -1,0 +1,199 @@
+"""The supervisor: feeds the engine's lifecycle with events and carries out its effects.
+
+What is loaded into a fresh engine, and what happens to requests, is decided by those who registered hooks; the
+supervisor knows processes, not models.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import time
+from collections.abc import Awaitable, Callable
+
+from magnitude import __version__
+from magnitude.engine.client import EngineLink
+from magnitude.engine.protocol import PROTOCOL_VERSION, Heartbeat, Hello, Shutdown, ToService
+from magnitude.supervise.engine_process import EngineProcess
+from magnitude.supervise.lifecycle import (
+    Announce,
+    Beat,
+    Begin,
+    Effect,
+    EngineLifecycle,
+    Event,
+    Exited,
+    Kill,
+    LoadFailed,
+    LoadModels,
+    ModelsReady,
+    Phase,
+    SaidHello,
+    Spawn,
+    Stop,
+    Terminate,
+    Tick,
+)
+
+log = logging.getLogger("magnitude.supervise")
+
+SpawnEngine = Callable[[Callable[[str], None]], Awaitable[EngineProcess]]
+
+
+class EngineSupervisor:
+    """One engine, kept alive.
+
+    Hooks: `load(link)` loads the models into a fresh engine and returns the event that tells how that went;
+    `on_up(link)`, `on_down(reason)`, `on_failed(reason)` and `on_message(message)` are called on the event loop.
+    """
+
+    def __init__(
+        self,
+        lifecycle: EngineLifecycle,
+        *,
+        load: Callable[[EngineLink], Awaitable[ModelsReady | LoadFailed]],
+        on_message: Callable[[ToService], None],
+        on_up: Callable[[EngineLink], None],
+        on_down: Callable[[str], None],
+        on_failed: Callable[[str], None],
+        spawn: SpawnEngine = EngineProcess.spawn,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self.lifecycle = lifecycle
+        self.hello: Hello | None = None
+        self.heartbeat: Heartbeat | None = None
+        self._load = load
+        self._on_message = on_message
+        self._on_up = on_up
+        self._on_down = on_down
+        self._on_failed = on_failed
+        self._spawn = spawn
+        self._clock = clock
+        self._process: EngineProcess | None = None
+        self._link: EngineLink | None = None
+        self._background: set[asyncio.Task[None]] = set()
+
+    @property
+    def pid(self) -> int | None:
+        return self._process.pid if self._process else None
+
+    async def run(self) -> None:
+        """Start the engine and watch it until cancelled."""
+        self._feed(Begin())
+        while True:
+            await asyncio.sleep(max(0.01, self.lifecycle.next_check_s(self._clock())))
+            self._feed(Tick())
+
+    async def stop(self) -> None:
+        """End the engine for good; returns when it is reaped."""
+        self._feed(Stop())
+        while self._background:
+            await asyncio.gather(*self._background, return_exceptions=True)
+        if self._process is not None:
+            await self._process.terminate()
+
+    def _feed(self, event: Event) -> None:
+        for effect in self.lifecycle.apply(event, self._clock()):
+            self._carry_out(effect)
+
+    def _carry_out(self, effect: Effect) -> None:
+        match effect:
+            case Spawn():
+                self._in_background(self._start_process())
+            case LoadModels():
+                self._in_background(self._load_models())
+            case Kill(reason):
+                log.error("engine is killed", extra={"fields": {"pid": self.pid, "reason": reason}})
+                if self._process is not None:
+                    self._process.kill()
+            case Terminate():
+                if self._link is not None:
+                    self._link.send(Shutdown())
+                if self._process is not None:
+                    self._in_background(self._process.terminate())
+            case Announce(phase, reason):
+                self._announce(phase, reason)
+
+    def _announce(self, phase: Phase, reason: str) -> None:
+        level = logging.WARNING if phase is Phase.BACKING_OFF else logging.INFO
+        level = logging.ERROR if phase is Phase.FAILED else level
+        log.log(level, "engine %s", phase.value, extra={"fields": {"pid": self.pid, "reason": reason}})
+        match phase:
+            case Phase.UP:
+                assert self._link is not None, "an engine that is up has a connection"
+                self._on_up(self._link)
+            case Phase.BACKING_OFF | Phase.STOPPED:
+                self._on_down(reason)
+            case Phase.FAILED:
+                self._on_down(reason)
+                self._on_failed(reason)
+            case _:
+                pass
+
+    async def _start_process(self) -> None:
+        try:
+            self._process = await self._spawn(self._exited)
+        except OSError as error:
+            self._feed(Exited(f"the engine process could not be started: {error}"))
+            return
+        link = EngineLink(self._process.sock, self._receive, self._link_closed)
+        self._link = link
+        link.start()
+        link.send(Hello(protocol_version=PROTOCOL_VERSION, software_version=__version__, pid=os.getpid()))
+
+    async def _load_models(self) -> None:
+        link = self._link
+        assert link is not None, "models are loaded into a running engine"
+        outcome = await self._load(link)
+        if link is self._link:  # a result for an engine that is gone by now means nothing
+            self._feed(outcome)
+
+    def _receive(self, message: ToService) -> None:
+        match message:
+            case Hello():
+                self.hello = message
+                compatible = message.protocol_version == PROTOCOL_VERSION
+                detail = (
+                    ""
+                    if compatible
+                    else f"the engine speaks protocol {message.protocol_version}, the service {PROTOCOL_VERSION}: "
+                    "two versions are installed over each other"
+                )
+                self._feed(SaidHello(compatible, detail))
+            case Heartbeat():
+                self.heartbeat = message
+                self._feed(Beat(message.steps, message.busy_s))
+            case _:
+                self._on_message(message)
+
+    def _link_closed(self, reason: str) -> None:
+        # The process is on its way out, or its stream is broken and it is of no use any more; the exit follows.
+        if self.lifecycle.phase is Phase.STOPPED:
+            return
+        log.warning("engine connection lost", extra={"fields": {"pid": self.pid, "reason": reason}})
+        if self._process is not None:
+            self._process.kill()
+
+    def _exited(self, reason: str) -> None:
+        if self._link is not None:
+            self._link.close()
+        self._link = None
+        self._process = None
+        self.heartbeat = None
+        self._feed(Exited(reason))
+
+    def _in_background(self, work: Awaitable[None]) -> None:
+        async def guarded() -> None:
+            await work
+
+        task = asyncio.get_running_loop().create_task(guarded())
+        self._background.add(task)
+        task.add_done_callback(self._background_done)
+
+    def _background_done(self, task: asyncio.Task[None]) -> None:
+        self._background.discard(task)
+        if not task.cancelled() and task.exception() is not None:
+            log.error("supervision failed", exc_info=task.exception())
+            if self._process is not None:
+                self._process.kill()

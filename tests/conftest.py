@@ -1,0 +1,37 @@
+"""Fixtures for all tests. This file also puts `tests/` on the import path, for the writers of fake trees."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+
+EMBEDDED = ("smollm2-135m-instruct", "all-minilm-l6-v2")
+
+
+@pytest.fixture(scope="session")
+def magnitude_home() -> Path:
+    """The home folder with the two embedded models imported, as `scripts/test` prepares it.
+
+    For tests marked `models`. Missing models are an error, not a skip: a suite that leaves out what it cannot find
+    would pass without having tested anything.
+    """
+    checkout = Path(__file__).resolve().parent.parent
+    home = Path(os.environ.get("MAGNITUDE_HOME") or checkout / ".magnitude")
+    missing = [name for name in EMBEDDED if not (home / "models" / name / "manifest.json").is_file()]
+    if missing:
+        pytest.fail(
+            f"{', '.join(missing)} not found in {home / 'models'}: run scripts/test, which fetches and imports them",
+            pytrace=False,
+        )
+    return home
+
+
+@pytest.fixture(scope="session")
+def magnitude_sources() -> Path:
+    """The folder with the unpacked, not yet imported files of the embedded models (MAGNITUDE_SOURCES)."""
+    folder = os.environ.get("MAGNITUDE_SOURCES")
+    if not folder or not Path(folder).is_dir():
+        pytest.fail("MAGNITUDE_SOURCES names no folder: run scripts/test, which sets it", pytrace=False)
+    return Path(folder)

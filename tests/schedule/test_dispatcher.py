@@ -1,0 +1,259 @@
+"""The dispatcher, the supervisor and the loader together, over a real process that only pretends to compute."""
+
+import asyncio
+import os
+import sys
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+
+import pytest
+
+from magnitude.engine.kv_layout import KvLayout
+from magnitude.engine.protocol import SamplerSettings, ToService
+from magnitude.errors import EngineGone, EngineNotReady, ModelNotFound, Overloaded, RequestError
+from magnitude.feedback.records import Feedback
+from magnitude.models.description import DecoderShape, EncoderShape, ModelDescription
+from magnitude.policy.strategy import Strategy
+from magnitude.schedule.dispatcher import Dispatcher, ModelPlan
+from magnitude.schedule.inference import GenerationTask
+from magnitude.schedule.kv_memory import KvMemory
+from magnitude.schedule.loading import ModelLoader
+from magnitude.supervise.engine_process import EngineProcess
+from magnitude.supervise.lifecycle import EngineLifecycle, Phase
+from magnitude.supervise.supervisor import EngineSupervisor
+
+FAKE_ENGINE = Path(__file__).parents[1] / "supervise" / "fake_engine.py"
+SHAPE = DecoderShape(layers=1, kv_heads=1, head_dim=4, vocab_size=16, hidden_size=8, context_length=64)
+
+
+def plan(name: str, *, slots: int = 2) -> ModelPlan:
+    description = ModelDescription(
+        name=name,
+        kind="decoder",
+        family="llama",
+        folder="/nowhere",
+        graph_file="model.onnx",
+        model_hash="0",
+        weight_bytes=1,
+        decoder=SHAPE,
+    )
+    strategy = Strategy(threads=1, prefill_chunk=8, slots=slots, context_length=64, kv_type="float32")
+    return ModelPlan(description, strategy, KvMemory(name, KvLayout.of(SHAPE, slots=slots, max_len=64)))
+
+
+def embedder(name: str) -> ModelPlan:
+    description = ModelDescription(
+        name=name,
+        kind="embedder",
+        family="bert",
+        folder="/nowhere",
+        graph_file="model.onnx",
+        model_hash="0",
+        weight_bytes=1,
+        encoder=EncoderShape(width=1, max_tokens=64),
+    )
+    return ModelPlan(description, Strategy(threads=1, prefill_chunk=8, slots=0, context_length=0, kv_type=None), None)
+
+
+class House:
+    """The parts wired together as the service does it."""
+
+    def __init__(self, plans: list[ModelPlan], *, max_queue: int = 4, environ: dict[str, str] | None = None) -> None:
+        self.feedback = Feedback()
+        self.dispatcher = Dispatcher(plans, aliases={"gpt": "m"}, max_queue=max_queue, feedback=self.feedback)
+        self.loader = ModelLoader(self.dispatcher)
+        self.environ = environ
+        self.supervisor = EngineSupervisor(
+            EngineLifecycle(load_deadline_s=30, step_deadline_s=60),
+            load=self.loader.load_all,
+            on_message=self.on_message,
+            on_up=self.dispatcher.engine_up,
+            on_down=self.on_down,
+            on_failed=lambda reason: self.dispatcher.refuse_all(EngineNotReady(reason)),
+            spawn=self.spawn,
+        )
+
+    def on_message(self, message: ToService) -> None:
+        if not self.loader.on_message(message):
+            self.dispatcher.on_message(message)
+
+    def on_down(self, reason: str) -> None:
+        self.loader.engine_down()
+        self.dispatcher.engine_down(reason)
+
+    async def spawn(self, on_exit: Callable[[str], None]) -> EngineProcess:
+        return await EngineProcess.spawn(on_exit, environ=self.environ, command=(sys.executable, str(FAKE_ENGINE)))
+
+    async def until(self, condition: Callable[[], bool]) -> None:
+        async with asyncio.timeout(30):
+            while not condition():
+                await asyncio.sleep(0.01)
+
+    def play(self, scenario: Callable[["House"], Awaitable[None]]) -> None:
+        async def run() -> None:
+            watch = asyncio.create_task(self.supervisor.run())
+            try:
+                async with asyncio.timeout(60):
+                    await scenario(self)
+            finally:
+                watch.cancel()
+                await self.supervisor.stop()
+
+        asyncio.run(run())
+
+
+def task(prompt: list[int], *, limit: int = 4, model: str = "m") -> GenerationTask:
+    return GenerationTask(
+        request_key="r", model=model, prompt=prompt, max_new_tokens=limit, sampler=SamplerSettings()
+    )
+
+
+async def read(house: House, prompt: list[int], *, limit: int = 4, model: str = "m") -> list[int]:
+    generation = await house.dispatcher.generate(task(prompt, limit=limit, model=model))
+    ids: list[int] = []
+    while True:
+        emission = await generation.next()
+        ids += emission.ids
+        if emission.reason is not None:
+            return ids
+
+
+def test_a_request_made_while_the_engine_starts_is_answered_when_it_is_up() -> None:
+    async def scenario(house: House) -> None:
+        assert await read(house, [1, 5, 6]) == [5, 6, 5, 6]
+        assert await read(house, [1, 5], model="gpt") == [5] * 4
+        assert await read(house, [1, 7], model="") == [7] * 4
+
+    House([plan("m")]).play(scenario)
+
+
+def test_more_requests_than_slots_take_turns_and_all_end() -> None:
+    async def scenario(house: House) -> None:
+        await house.until(lambda: house.supervisor.lifecycle.phase is Phase.UP)
+        answers = await asyncio.gather(*(read(house, [1, n]) for n in range(6)))
+        assert answers == [[n] * 4 for n in range(6)]
+        await house.until(lambda: house.dispatcher.running == 0)
+
+    House([plan("m")]).play(scenario)
+
+
+def test_a_full_queue_says_when_to_come_back() -> None:
+    async def scenario(house: House) -> None:
+        await house.until(lambda: house.supervisor.lifecycle.phase is Phase.UP)
+        running = [await house.dispatcher.generate(task([1, 2], limit=1000)) for _ in range(3)]
+        with pytest.raises(Overloaded) as raised:
+            await house.dispatcher.generate(task([1, 2]))
+        assert raised.value.retry_after_s >= 1
+        for generation in running:
+            generation.cancel("test")
+        assert await read(house, [1, 9]) == [9] * 4
+
+    House([plan("m")], max_queue=1).play(scenario)
+
+
+def test_a_cancelled_generation_ends_at_once_for_its_reader_and_frees_its_slot_once() -> None:
+    async def scenario(house: House) -> None:
+        generation = await house.dispatcher.generate(task([1, 2], limit=100_000))
+        await generation.next()
+        generation.cancel("client_gone")
+        generation.cancel("client_gone")
+        while (emission := await generation.next()).reason is None:
+            pass
+        assert emission.reason == "cancelled"
+        assert (await generation.next()).reason == "cancelled"
+        await house.until(lambda: house.dispatcher.running == 0)
+        figures = house.feedback.figures()["generate m"]
+        assert (figures.cancelled, figures.failed, figures.count) == (1, 0, 1)
+
+    House([plan("m", slots=1)]).play(scenario)
+
+
+@pytest.mark.parametrize("instruction", [2, 3, 4])
+def test_an_engine_that_dies_falls_silent_or_hangs_fails_its_requests_and_comes_back(instruction: int) -> None:
+    async def scenario(house: House) -> None:
+        with pytest.raises(EngineGone) as raised:
+            await read(house, [instruction])
+        assert raised.value.hint
+        assert await read(house, [1, 5]) == [5] * 4
+        assert house.supervisor.lifecycle.restarts == 1
+
+    House([plan("m")]).play(scenario)
+
+
+def test_the_reader_of_a_lost_generation_sees_the_tokens_that_came_before() -> None:
+    async def scenario(house: House) -> None:
+        generation = await house.dispatcher.generate(task([1, 5], limit=100_000))
+        assert (await generation.next()).ids == [5]
+        with pytest.raises(EngineGone):
+            await read(house, [2])
+        with pytest.raises(EngineGone):
+            while True:
+                assert (await generation.next()).ids == [5]
+
+    House([plan("m")]).play(scenario)
+
+
+def test_embeddings_run_beside_generations() -> None:
+    async def scenario(house: House) -> None:
+        generation = await house.dispatcher.generate(task([1, 2], limit=100_000))
+        result = await house.dispatcher.embed("e", [[1], [2, 3]], [], request_key="r")
+        assert (result.width, len(result.rows)) == (1, 2)
+        generation.cancel("test")
+
+    House([plan("m", slots=1), embedder("e")]).play(scenario)
+
+
+def test_an_embedding_whose_client_leaves_gives_its_place_back() -> None:
+    async def scenario(house: House) -> None:
+        await house.until(lambda: house.supervisor.lifecycle.phase is Phase.UP)
+        waiting = asyncio.create_task(house.dispatcher.embed("e", [[1]], [], request_key="r"))
+        await asyncio.sleep(0)
+        waiting.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await waiting
+        await house.until(lambda: house.dispatcher.running == 0)
+
+    House([plan("m"), embedder("e")]).play(scenario)
+
+
+def test_one_model_that_cannot_be_loaded_does_not_take_the_others_along() -> None:
+    async def scenario(house: House) -> None:
+        assert await read(house, [1, 5]) == [5] * 4
+        with pytest.raises(EngineNotReady, match="torn cannot be loaded"):
+            await house.dispatcher.generate(task([1], model="torn"))
+
+    House([plan("m"), plan("torn")]).play(scenario)
+
+
+def test_when_nothing_can_be_loaded_requests_are_refused_and_no_restart_loop_runs() -> None:
+    async def scenario(house: House) -> None:
+        with pytest.raises(EngineNotReady, match="torn cannot be loaded"):
+            await read(house, [1], model="torn")
+        assert house.supervisor.lifecycle.phase is Phase.FAILED
+        with pytest.raises(EngineNotReady):
+            await house.dispatcher.generate(task([1], model="torn"))
+        assert house.supervisor.lifecycle.restarts == 0
+
+    House([plan("torn")]).play(scenario)
+
+
+def test_an_engine_of_another_version_is_refused_in_words() -> None:
+    async def scenario(house: House) -> None:
+        with pytest.raises(EngineNotReady, match="two versions are installed over each other"):
+            await read(house, [1])
+
+    House([plan("m")], environ={**os.environ, "FAKE_PROTOCOL_VERSION": "99"}).play(scenario)
+
+
+def test_names_are_checked_and_the_hint_lists_what_there_is() -> None:
+    dispatcher = Dispatcher([plan("m"), embedder("e")], aliases={}, max_queue=1, feedback=Feedback())
+    with pytest.raises(ModelNotFound) as unknown:
+        dispatcher.model("gpt-9")
+    assert "m, e" in unknown.value.hint
+
+    async def wrong_kind() -> None:
+        with pytest.raises(RequestError) as raised:
+            await dispatcher.generate(task([1], model="e"))
+        assert raised.value.code == "model_kind_mismatch"
+
+    asyncio.run(wrong_kind())

@@ -1,0 +1,175 @@
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from magnitude.supervise.lifecycle import (
+    BACKOFF_MAX_S,
+    HELLO_DEADLINE_S,
+    SILENCE_DEADLINE_S,
+    STABLE_AFTER_S,
+    Announce,
+    Beat,
+    Begin,
+    Effect,
+    EngineLifecycle,
+    Event,
+    Exited,
+    Kill,
+    LoadFailed,
+    LoadModels,
+    ModelsReady,
+    Phase,
+    SaidHello,
+    Spawn,
+    Stop,
+    Terminate,
+    Tick,
+)
+
+
+def new() -> EngineLifecycle:
+    return EngineLifecycle(load_deadline_s=100.0, step_deadline_s=60.0)
+
+
+def up(at_s: float = 0.0) -> EngineLifecycle:
+    engine = new()
+    for event in (Begin(), SaidHello(True), ModelsReady()):
+        engine.apply(event, at_s)
+    assert engine.phase is Phase.UP
+    return engine
+
+
+def acts(effects: list[Effect]) -> list[type]:
+    return [type(effect) for effect in effects if not isinstance(effect, Announce)]
+
+
+def retry_at(engine: EngineLifecycle, now_s: float) -> float:
+    return now_s + engine.next_check_s(now_s)
+
+
+def test_it_goes_from_start_over_loading_to_up() -> None:
+    engine = new()
+    assert acts(engine.apply(Begin(), 0.0)) == [Spawn]
+    assert acts(engine.apply(SaidHello(True), 1.0)) == [LoadModels]
+    assert engine.apply(ModelsReady(), 2.0) == [Announce(Phase.UP, "serving")]
+
+
+def test_another_protocol_version_is_given_up_at_once() -> None:
+    engine = new()
+    engine.apply(Begin(), 0.0)
+    assert acts(engine.apply(SaidHello(False, "two versions"), 0.1)) == [Kill]
+    assert engine.phase is Phase.FAILED
+    assert engine.apply(Exited("killed"), 0.2) == []
+
+
+def test_an_engine_that_says_nothing_after_its_start_is_killed() -> None:
+    engine = new()
+    engine.apply(Begin(), 0.0)
+    assert engine.apply(Tick(), HELLO_DEADLINE_S - 1) == []
+    assert acts(engine.apply(Tick(), HELLO_DEADLINE_S + 1)) == [Kill]
+
+
+def test_a_silent_engine_is_killed_once() -> None:
+    engine = up()
+    engine.apply(Beat(10, 0.0), 10.0)
+    assert engine.apply(Tick(), 10.0 + SILENCE_DEADLINE_S) == []
+    assert acts(engine.apply(Tick(), 11.0 + SILENCE_DEADLINE_S)) == [Kill]
+    assert engine.apply(Tick(), 12.0 + SILENCE_DEADLINE_S) == []
+
+
+def test_an_engine_that_breathes_but_hangs_in_a_graph_run_is_killed() -> None:
+    engine = up()
+    assert engine.apply(Beat(5, 59.0), 100.0) == []
+    assert acts(engine.apply(Beat(5, 61.0), 102.0)) == [Kill]
+
+
+def test_a_long_idle_engine_lives_on() -> None:
+    engine = up()
+    for second in range(1, 7200):
+        assert engine.apply(Beat(5, 0.0), float(second)) == []
+        assert engine.apply(Tick(), float(second)) == []
+
+
+def test_the_reason_of_a_kill_survives_the_exit_status() -> None:
+    engine = up()
+    engine.apply(Beat(5, 61.0), 102.0)
+    effects = engine.apply(Exited("the engine was ended by SIGKILL"), 102.1)
+    assert "one graph run takes 61 s" in effects[0].reason  # type: ignore[union-attr]
+
+
+def test_crashes_in_a_row_wait_longer_and_longer_up_to_a_bound() -> None:
+    engine, now_s, delays = new(), 0.0, []
+    engine.apply(Begin(), now_s)
+    for _ in range(12):
+        engine.apply(Exited("the engine left with status 1"), now_s)
+        delays.append(engine.next_check_s(now_s))
+        now_s = retry_at(engine, now_s)
+        assert acts(engine.apply(Tick(), now_s)) == [Spawn]
+    assert delays == sorted(delays)
+    assert delays[-1] == BACKOFF_MAX_S
+    assert engine.restarts == 12
+
+
+def test_a_stable_run_forgives_earlier_crashes() -> None:
+    engine = new()
+    engine.apply(Begin(), 0.0)
+    for crash in range(6):
+        engine.apply(Exited("crash"), crash * 100.0)
+        engine.apply(Tick(), crash * 100.0 + 50)
+    long_delay_s = 0.0
+    engine.apply(SaidHello(True), 600.0)
+    engine.apply(ModelsReady(), 600.0)
+    engine.apply(Exited("crash"), 600.0 + STABLE_AFTER_S + 1)
+    long_delay_s = engine.next_check_s(600.0 + STABLE_AFTER_S + 1)
+    assert long_delay_s < 1.0
+
+
+def test_a_permanent_load_failure_does_not_loop() -> None:
+    engine = new()
+    engine.apply(Begin(), 0.0)
+    engine.apply(SaidHello(True), 0.0)
+    assert acts(engine.apply(LoadFailed("model.onnx is torn", permanent=True), 1.0)) == [Terminate]
+    assert engine.phase is Phase.FAILED
+    assert engine.apply(Exited("the engine left with status 0"), 1.1) == []
+    assert engine.apply(Tick(), 1000.0) == []
+
+
+def test_a_passing_load_failure_is_tried_again() -> None:
+    engine = new()
+    engine.apply(Begin(), 0.0)
+    engine.apply(SaidHello(True), 0.0)
+    assert acts(engine.apply(LoadFailed("no memory just now", permanent=False), 1.0)) == [Kill]
+    engine.apply(Exited("SIGKILL"), 1.1)
+    assert engine.phase is Phase.BACKING_OFF
+
+
+def test_stopping_ends_it_for_good() -> None:
+    engine = up()
+    assert acts(engine.apply(Stop(), 1.0)) == [Terminate]
+    assert engine.apply(Exited("the engine left with status 0"), 1.1) == []
+    assert engine.apply(Tick(), 1000.0) == []
+
+
+EVENTS = st.one_of(
+    st.just(SaidHello(True)),
+    st.just(ModelsReady()),
+    st.builds(LoadFailed, st.just("x"), st.just(False)),
+    st.builds(Beat, st.integers(0, 100), st.floats(0, 100)),
+    st.just(Exited("crash")),
+    st.just(Tick()),
+)
+
+
+@settings(max_examples=200)
+@given(st.lists(st.tuples(EVENTS, st.floats(0, 40)), max_size=60))
+def test_there_is_never_more_than_one_process(events: list[tuple[Event, float]]) -> None:
+    engine, now_s = new(), 0.0
+    alive = acts(engine.apply(Begin(), now_s)).count(Spawn)
+    for event, step_s in events:
+        now_s += step_s
+        if isinstance(event, Exited):
+            alive = 0
+        for effect in engine.apply(event, now_s):
+            if isinstance(effect, Spawn):
+                assert alive == 0
+                alive = 1
+        assert engine.next_check_s(now_s) >= 0
