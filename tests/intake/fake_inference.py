@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import struct
 from collections.abc import Sequence
 
@@ -192,10 +193,8 @@ class FakeGeneration:
     async def next(self) -> Emission:
         wait_s = self._inference.prefill_s if self._at == 0 else self._inference.token_s
         if wait_s and not self._cancelled.is_set():
-            try:
+            with contextlib.suppress(TimeoutError):
                 await asyncio.wait_for(self._cancelled.wait(), wait_s)
-            except TimeoutError:
-                pass
         if self._inference.fail_at is not None and self._at >= self._inference.fail_at:
             self._free()
             raise self._inference.error

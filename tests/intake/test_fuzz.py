@@ -36,9 +36,10 @@ SENSIBLE: dict[str, Any] = {
 }
 FIELDS = [
     *SENSIBLE,
-    *["stream", "stream_options", "max_tokens", "max_completion_tokens", "temperature", "top_p", "top_k", "min_p", "n", "seed", "stop", "logprobs"],
-    *["top_logprobs", "logit_bias", "tools", "tool_choice", "response_format", "parallel_tool_calls", "repetition_penalty", "echo"],
-    *["encoding_format", "dimensions", "truncate", "top_n", "return_documents", "outputs", "id", "chat_template_kwargs", "modalities"],
+    *("stream", "stream_options", "max_tokens", "max_completion_tokens", "temperature", "top_p", "top_k", "min_p"),
+    *("n", "seed", "stop", "logprobs", "top_logprobs", "logit_bias", "tools", "tool_choice", "response_format"),
+    *("parallel_tool_calls", "repetition_penalty", "echo", "encoding_format", "dimensions", "truncate", "top_n"),
+    *("return_documents", "outputs", "id", "chat_template_kwargs", "modalities"),
 ]
 
 

@@ -10,6 +10,7 @@ import logging
 import re
 import secrets
 from collections.abc import Callable
+from typing import Any
 
 import msgspec
 from starlette.datastructures import Headers, MutableHeaders
@@ -36,6 +37,7 @@ class Passage(msgspec.Struct, kw_only=True):
     request_id: str
     principal: Principal
     started_s: float
+    notes: dict[str, Any] = {}  # what a route adds to the log line: counts and times, never content
 
 
 class Gate:
@@ -73,7 +75,9 @@ class Gate:
             await self._app(scope, receive, answer.send)
         except Exception as raised:
             error = self._as_error(raised, scope)
-            answer.status = answer.status if answer.started else status_of(error)
+            # Also for a stream that broke after its first byte: the numbers tell how it ended.
+            answer.status = status_of(error)
+            passage.notes["error"] = error.code
             if isinstance(error, Cancelled):
                 self._metrics.cancelled.labels(_route(scope)).inc()
             elif not answer.started:
@@ -106,6 +110,7 @@ class Gate:
                     "status": status,
                     "ms": round(took_s * 1000, 1),
                     "client": passage.principal.name or "-",
+                    **passage.notes,
                 }
             },
         )
