@@ -189,15 +189,16 @@ def test_streamed_log_probabilities_are_all_there(service: InProcess) -> None:
 
 @pytest.mark.parametrize("stream", [True, False])
 def test_a_prompt_beyond_the_context_is_refused_with_both_numbers(service: InProcess, stream: bool) -> None:
-    tokens = len(service.inference.texts.chat.encode_text("x")) + 10_000
-    service.inference.context = 64
-    reply = service.chat(messages=[{"role": "user", "content": "a b c d " * 200}], stream=stream, max_tokens=1)
+    service.chat(messages=[{"role": "user", "content": "a b c d " * 20}], max_tokens=1)
+    tokens = len(service.inference.tasks.pop().prompt)
+    service.inference.context = tokens - 1
+    reply = service.chat(messages=[{"role": "user", "content": "a b c d " * 20}], stream=stream, max_tokens=1)
     error = reply.json()["error"]
     assert reply.status_code == 400
     assert (error["type"], error["code"]) == ("invalid_request_error", "context_length_exceeded")
     assert error["param"] == "messages"
-    assert "64" in error["message"]
-    assert tokens > 64
+    assert f"{tokens} tokens" in error["message"]
+    assert f"{tokens - 1} tokens" in error["message"]
     assert service.inference.tasks == []
 
 
@@ -240,9 +241,13 @@ def test_a_failure_before_the_first_token_has_a_status(service: InProcess, strea
 def test_a_failure_in_the_middle_of_a_stream_is_an_event_and_no_done(service: InProcess) -> None:
     service.inference.answer, service.inference.fail_at = "hello you", 3
     service.inference.error = EngineGone("The engine died", hint="Send the request again.")
-    got = events(service.chat(stream=True).text)
+    reply = service.chat(stream=True)
+    got = events(reply.text)
+    assert reply.status_code == 200
     assert got[-1]["error"]["code"] == "engine_gone"
     assert "[DONE]" not in got
+    route = "/v1/chat/completions"
+    assert service.count("magnitude_requests_total", route=route, status="503") == 1
     assert service.inference.open == 0
 
 

@@ -116,6 +116,10 @@ def test_every_refusal_has_the_envelope(method: str, path: str, status: int, cod
     assert reply.headers["X-Request-Id"]
 
 
+def test_a_wrong_method_is_told_the_right_ones() -> None:
+    assert "POST" in InProcess().call("GET", "/v1/completions").headers["Allow"]
+
+
 @pytest.mark.parametrize(
     "body",
     [

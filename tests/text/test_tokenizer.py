@@ -105,3 +105,9 @@ def test_the_bytes_of_the_tokens_are_the_bytes_of_the_text(tokenizer: TextTokeni
     text = "a😀é你 you"
     joined = b"".join(tokenizer.token_bytes(i) for i in tokenizer.encode_text(text))
     assert joined.decode().replace(" ", "") == text.replace(" ", "")
+
+
+def test_markers_of_the_format_stay_text_in_a_text() -> None:
+    ids = BYTE_LEVEL.encode_text("a <think>b</think>")
+    assert {BYTE_LEVEL.token_id("<think>"), BYTE_LEVEL.token_id("</think>")}.isdisjoint(ids)
+    assert BYTE_LEVEL.decode(ids) == "a <think>b</think>"

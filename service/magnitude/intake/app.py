@@ -78,4 +78,6 @@ def build_app(
 async def _refused_by_router(request: Request, error: Exception) -> Response:
     assert isinstance(error, HTTPException)
     path = request.url.path
-    return error_response(from_http_exception(error, path, request.method), path)
+    response = error_response(from_http_exception(error, path, request.method), path)
+    response.headers.update(error.headers or {})  # Allow, with a 405
+    return response
