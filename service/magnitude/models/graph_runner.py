@@ -47,7 +47,7 @@ class DecoderRunner:
         dtype = _KV_DTYPES[shape.kv_type]
         empty = np.zeros((1, shape.kv_heads, 0, shape.head_dim), dtype)
         names = [p % layer for layer in range(shape.layers) for p in (shape.past_key, shape.past_value)]
-        self._past = {name: empty for name in names}
+        self._past = dict.fromkeys(names, empty)
 
     def _feed(self, ids: list[int]) -> dict[str, NDArray[Any]]:
         feed: dict[str, NDArray[Any]] = {self._shape.input_ids: np.asarray([ids], np.int64), **self._past}

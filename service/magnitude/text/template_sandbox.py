@@ -21,14 +21,14 @@ from jinja2.parser import Parser
 from jinja2.runtime import Context
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
-# 512 messages with a few dozen turns each come to some ten thousand steps; a million is about a second of work
-# on a Cortex-A76.
-MAX_STEPS = 1_000_000
-# For templates that are slow in ways the steps do not show.
-MAX_SECONDS = 5.0
+# 512 messages with some hundred steps each; loops of this length take a quarter of a second on x86.
+MAX_STEPS = 500_000
+# For templates that are slow in ways the steps do not show. Macro calls take ten times as long as loop turns.
+MAX_SECONDS = 2.0
 # Four times the largest request body that is taken by default.
 MAX_CHARS = 16 * 1024 * 1024
 
+_MAX_NUMBER_BITS = 4096  # numbers in templates count messages
 _CLOCK_EVERY_STEPS = 1024  # reading the clock costs as much as a step
 # Widths from five digits on, and widths that come from an argument.
 _WIDE_PERCENT = re.compile(r"%[^a-zA-Z%]*(\d{5,}|\*)")
@@ -36,7 +36,6 @@ _WIDE_FORMAT = re.compile(r"\{[^{}]*(\d{5,}|\{)")
 _PADDING_METHODS = frozenset({"center", "ljust", "rjust", "zfill", "expandtabs"})
 # Filters that chat templates do not use and whose output has no bound by their input.
 _UNBOUNDED_FILTERS = ("center", "format", "batch", "slice", "wordwrap", "pprint", "xmlattr", "urlize")
-_FORMAT_METHODS = frozenset({"format", "format_map"})
 
 
 class BudgetSpent(Exception):
@@ -128,9 +127,10 @@ class TemplateSandbox(ImmutableSandboxedEnvironment):
     def call_binop(self, context: Context, operator: str, left: Any, right: Any) -> Any:
         """`+ * ** %` with a look at the size of what would come out."""
         _step()
-        if operator == "**":
-            if not (isinstance(left, int | float) and isinstance(right, int | float) and abs(right) <= 64):
-                raise BudgetSpent("it raised a number to a huge power")
+        if operator in ("**", "*") and isinstance(left, int) and isinstance(right, int):
+            times = right if operator == "**" else 1
+            if left.bit_length() * max(times, 1) + right.bit_length() > _MAX_NUMBER_BITS:
+                raise BudgetSpent("it computes with huge numbers")
         elif operator == "*":
             for value, times in ((left, right), (right, left)):
                 if isinstance(value, str | list | tuple) and isinstance(times, int):
@@ -141,6 +141,13 @@ class TemplateSandbox(ImmutableSandboxedEnvironment):
         elif operator == "%" and isinstance(left, str):
             _check_percent_format(left)
         return super().call_binop(context, operator, left, right)
+
+    def wrap_str_format(self, value: Any) -> Callable[..., str] | None:
+        """Jinja asks this for every method that a template looks up, and gets `str.format` in its safe form."""
+        wrapped = super().wrap_str_format(value)
+        if wrapped is not None and _WIDE_FORMAT.search(str(value.__self__)):
+            raise BudgetSpent("it formats to a huge width")
+        return wrapped
 
     def call(__self, __context: Context, __obj: Any, *args: Any, **kwargs: Any) -> Any:
         """Call from a template. Named like Jinja's own, so that a keyword argument `self` passes through."""
@@ -186,9 +193,6 @@ def _check_string_method(owner: str, method: str, args: tuple[Any, ...], kwargs:
         for size in (*args, *kwargs.values()):
             if isinstance(size, int):
                 check_size(size * places)
-    elif method in _FORMAT_METHODS:
-        if _WIDE_FORMAT.search(owner):
-            raise BudgetSpent("it formats to a huge width")
     elif method == "replace" and len(args) >= 2:
         _check_replace(owner, str(args[0]), str(args[1]))
     elif method == "join" and args:
