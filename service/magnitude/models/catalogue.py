@@ -33,14 +33,6 @@ class BrokenModel(msgspec.Struct, frozen=True, kw_only=True):
     hint: str = ""
 
 
-def default_models_folder() -> Path:
-    """`/var/lib/magnitude/models` for root, else the user's data folder (XDG base directory specification)."""
-    if os.geteuid() == 0:
-        return Path("/var/lib/magnitude/models")
-    data = os.environ.get("XDG_DATA_HOME") or str(Path.home() / ".local" / "share")
-    return Path(data) / "magnitude" / "models"
-
-
 def resolve(path: Path) -> Path:
     """The model folder that `path` names: the folder itself, or that of a graph inside one. Raises `ModelError`."""
     if path.is_dir():

@@ -6,12 +6,10 @@ follows from shapes.
 
 from __future__ import annotations
 
-from typing import Literal
-
 import msgspec
 
 from magnitude.engine.kv_layout import KvLayout
-from magnitude.models.description import DecoderShape, KvType, ModelDescription
+from magnitude.models.description import KvType, ModelDescription
 
 MIB = 1 << 20
 
@@ -59,6 +57,30 @@ class Ledger(msgspec.Struct, frozen=True, kw_only=True):
     advice: tuple[str, ...] = ()
 
 
+class _Need(msgspec.Struct, frozen=True, kw_only=True):
+    """What is asked for."""
+
+    model: ModelDescription
+    context: int
+    slots: int
+    prefill_chunk: int
+    kv_type: KvType | None
+
+    def but(self, **changes: object) -> _Need:
+        return msgspec.structs.replace(self, **changes)
+
+    def total_bytes(self) -> int:
+        return sum(row.bytes for row in _rows(self))
+
+    def fits(self, available_bytes: int) -> bool:
+        return self.total_bytes() + reserve(available_bytes) <= available_bytes
+
+
+def reserve(available_bytes: int) -> int:
+    """What is never planned with."""
+    return int(available_bytes * RESERVE_SHARE)
+
+
 def ledger(
     model: ModelDescription,
     *,
@@ -73,50 +95,33 @@ def ledger(
     `kv_type` None is the model's own; another one shows what an import with it would need. For models that are not
     decoders only weights and processes count; `context` is then the tokens of one text.
     """
-    rows = _rows(model, context, slots, prefill_chunk, kv_type)
-    total = sum(row.bytes for row in rows)
-    reserve = int(available_bytes * RESERVE_SHARE)
-    fits = total + reserve <= available_bytes
-    largest = largest_context(
-        model, available_bytes=available_bytes, slots=slots, prefill_chunk=prefill_chunk, kv_type=kv_type
-    )
-    advice = () if fits else _advice(model, available_bytes, context, slots, prefill_chunk, kv_type, largest)
+    need = _Need(model=model, context=context, slots=slots, prefill_chunk=prefill_chunk, kv_type=kv_type)
+    fits = need.fits(available_bytes)
+    largest = _largest_context(need, available_bytes)
     return Ledger(
-        rows=rows,
-        total_bytes=total,
+        rows=_rows(need),
+        total_bytes=need.total_bytes(),
         available_bytes=available_bytes,
-        reserve_bytes=reserve,
+        reserve_bytes=reserve(available_bytes),
         fits=fits,
         largest_context=largest,
-        advice=advice,
+        advice=() if fits else _advice(need, available_bytes, largest),
     )
 
 
-def largest_context(
-    model: ModelDescription,
-    *,
-    available_bytes: int,
-    slots: int,
-    prefill_chunk: int = 128,
-    kv_type: KvType | None = None,
-) -> int:
+def _largest_context(need: _Need, available_bytes: int) -> int:
     """The longest slot that fits, at most what the model was trained for; 0 when not even the least fits."""
+    model = need.model
     longest = model.decoder.context_length if model.decoder else (model.encoder.max_tokens if model.encoder else 0)
-
-    def fits(context: int) -> bool:
-        total = sum(row.bytes for row in _rows(model, context, slots, prefill_chunk, kv_type))
-        return total + int(available_bytes * RESERVE_SHARE) <= available_bytes
-
     low, high = 0, longest  # memory grows with the context, so the border can be halved in on
     while low < high:
         middle = (low + high + 1) // 2
-        low, high = (middle, high) if fits(middle) else (low, middle - 1)
+        low, high = (middle, high) if need.but(context=middle).fits(available_bytes) else (low, middle - 1)
     return low if low >= min(LEAST_CONTEXT, longest) else 0
 
 
-def _rows(
-    model: ModelDescription, context: int, slots: int, prefill_chunk: int, kv_type: KvType | None
-) -> tuple[Row, ...]:
+def _rows(need: _Need) -> tuple[Row, ...]:
+    model, slots, context = need.model, need.slots, need.context
     rows = [
         Row(
             name="weights",
@@ -125,8 +130,11 @@ def _rows(
         )
     ]
     if model.decoder is not None:
-        shape = _with_kv(model.decoder, kv_type)
+        shape = model.decoder
+        if need.kv_type is not None:
+            shape = msgspec.structs.replace(shape, kv_type=need.kv_type)
         layout = KvLayout.of(shape, slots=slots, max_len=context)
+        logit_rows = max(need.prefill_chunk, slots) if shape.logits_all_positions else slots
         rows += [
             Row(
                 name="KV cache",
@@ -134,11 +142,11 @@ def _rows(
                 how=f"{slots} slots x {context} positions x {shape.kv_bytes_per_token()} bytes "
                 f"(2 x {shape.layers} layers x {shape.kv_heads} heads x {shape.head_dim} x {shape.kv_type}), aligned",
             ),
-            _activations(shape.hidden_size, max(min(prefill_chunk, context), slots)),
+            _activations(shape.hidden_size, max(min(need.prefill_chunk, context), slots)),
             Row(
                 name="logits",
-                bytes=_logit_rows(shape, prefill_chunk, slots) * shape.vocab_size * 4,
-                how=f"{_logit_rows(shape, prefill_chunk, slots)} rows x {shape.vocab_size} x 4 bytes",
+                bytes=logit_rows * shape.vocab_size * 4,
+                how=f"{logit_rows} rows x {shape.vocab_size} x 4 bytes",
             ),
             Row(
                 name="tokenizer",
@@ -163,35 +171,17 @@ def _activations(hidden: int, tokens: int) -> Row:
     )
 
 
-def _logit_rows(shape: DecoderShape, prefill_chunk: int, slots: int) -> int:
-    return max(prefill_chunk, slots) if shape.logits_all_positions else slots
-
-
-def _with_kv(shape: DecoderShape, kv_type: KvType | None) -> DecoderShape:
-    return shape if kv_type is None else msgspec.structs.replace(shape, kv_type=kv_type)
-
-
-def _advice(
-    model: ModelDescription,
-    available_bytes: int,
-    context: int,
-    slots: int,
-    prefill_chunk: int,
-    kv_type: KvType | None,
-    largest: int,
-) -> tuple[str, ...]:
-    def fits(context: int, slots: int, kv_type: KvType | None) -> bool:
-        total = sum(row.bytes for row in _rows(model, context, slots, prefill_chunk, kv_type))
-        return total + int(available_bytes * RESERVE_SHARE) <= available_bytes
-
+def _advice(need: _Need, available_bytes: int, largest: int) -> tuple[str, ...]:
     found: list[str] = []
     if largest:
-        found.append(f"a context of {largest} with {slots} slots (engine.context_length: {largest})")
-    fewer: list[int] = [n for n in range(slots - 1, 0, -1) if fits(context, n, kv_type)]
-    if fewer:
-        found.append(f"{fewer[0]} slots of {context} positions (engine.max_batch_size: {fewer[0]})")
-    int8: Literal["int8"] = "int8"
-    if model.decoder is not None and (kv_type or model.decoder.kv_type) != int8 and fits(context, slots, int8):
+        found.append(f"a context of {largest} with {need.slots} slots (engine.context_length: {largest})")
+    for slots in range(need.slots - 1, 0, -1):
+        if need.but(slots=slots).fits(available_bytes):
+            found.append(f"{slots} slots of {need.context} positions (engine.max_batch_size: {slots})")
+            break
+    decoder = need.model.decoder
+    float_kv = decoder is not None and (need.kv_type or decoder.kv_type) != "int8"
+    if float_kv and need.but(kv_type="int8").fits(available_bytes):
         found.append("an INT8 KV cache (import again with --kv int8)")
     if not found:
         found.append("a smaller model, or fewer bits (import again with --bits 4)")
