@@ -97,7 +97,7 @@ def test_full_width_brackets_do_not_make_a_control_token() -> None:
     raw.pre_tokenizer = pre_tokenizers.Split("", "isolated")
     raw.add_special_tokens([AddedToken("<s>", normalized=True)])
     tokenizer = TextTokenizer(raw, SpecialTokens(bos=vocab["<s>"]))
-    assert vocab["<s>"] not in tokenizer.encode_text("a＜s＞b")
+    assert vocab["<s>"] not in tokenizer.encode_text("a\uff1cs\uff1eb")
 
 
 @pytest.mark.parametrize("tokenizer", KINDS)
@@ -105,3 +105,9 @@ def test_the_bytes_of_the_tokens_are_the_bytes_of_the_text(tokenizer: TextTokeni
     text = "a😀é你 you"
     joined = b"".join(tokenizer.token_bytes(i) for i in tokenizer.encode_text(text))
     assert joined.decode().replace(" ", "") == text.replace(" ", "")
+
+
+def test_markers_of_the_format_stay_text_in_a_text() -> None:
+    ids = BYTE_LEVEL.encode_text("a <think>b</think>")
+    assert {BYTE_LEVEL.token_id("<think>"), BYTE_LEVEL.token_id("</think>")}.isdisjoint(ids)
+    assert BYTE_LEVEL.decode(ids) == "a <think>b</think>"

@@ -199,7 +199,8 @@ def test_earlier_calls_and_results_become_text_for_a_template_without_tools() ->
 def test_a_template_that_knows_tools_gets_definitions_and_arguments_as_objects() -> None:
     source = (
         "{% for t in tools %}<tool_call>{{ t | tojson }}{% endfor %}"
-        "{% for m in messages %}{% for c in m.tool_calls or [] %}{{ c.function.arguments.city }}{% endfor %}{% endfor %}"
+        "{% for m in messages %}{% for c in m.tool_calls or [] %}{{ c.function.arguments.city }}{% endfor %}"
+        "{% endfor %}"
     )
     template = ChatTemplate(source, {})
     assert template.uses_tools

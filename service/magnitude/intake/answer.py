@@ -9,12 +9,12 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from collections.abc import Callable
-from typing import Literal
+from typing import Any, Literal
 
 import msgspec
 
 from magnitude.engine.protocol import TokenLogprob
-from magnitude.errors import Cancelled, EngineError
+from magnitude.errors import Cancelled, EngineError, MagnitudeError
 from magnitude.feedback.metrics import Metrics
 from magnitude.schedule.inference import Emission, Generation
 from magnitude.text.stops import StopFilter
@@ -57,7 +57,7 @@ class AnswerReader:
     """One answer. `next` until a piece has an `end`; `close` in every case.
 
     `hidden` are the ids without text. With `tools` the answer's text is searched for tool calls. `started_s` is
-    when the request arrived, by `clock`.
+    when the request arrived, by `clock`; `notes` gets counts and times for the log.
     """
 
     def __init__(
@@ -73,6 +73,7 @@ class AnswerReader:
         metrics: Metrics,
         clock: Callable[[], float],
         started_s: float,
+        notes: dict[str, Any] | None = None,
     ) -> None:
         self._generation = generation
         self._decoder = StreamDecoder(tokenizer, hidden=hidden)
@@ -83,7 +84,9 @@ class AnswerReader:
         self._metrics = metrics
         self._clock = clock
         self._started_s = started_s
+        self._first_token_s: float | None = None
         self._last_token_s: float | None = None
+        self._notes = notes if notes is not None else {}
         self._prompt_tokens = prompt_tokens
         self._tokens = 0
         self._calls = 0
@@ -147,12 +150,19 @@ class AnswerReader:
             coming.cancel()
 
     async def _last_word(self) -> Emission:
-        with contextlib.suppress(TimeoutError, Cancelled):
+        """The times of a generation that was told to stop: its own, or else as they looked from here."""
+        emission = Emission(reason="cancelled")
+        with contextlib.suppress(TimeoutError, MagnitudeError):
             async with asyncio.timeout(_LAST_WORD_S):
                 while (emission := await self._generation.next()).reason is None:
                     pass
-                return emission
-        return Emission(reason="cancelled")
+        if emission.prefill_s or self._first_token_s is None:
+            return emission
+        return msgspec.structs.replace(
+            emission,
+            prefill_s=max(0.0, self._first_token_s - self._started_s - emission.queue_s),
+            decode_s=self._clock() - self._first_token_s,
+        )
 
     def _pass(self, text: str) -> list[ParserEvent]:
         if not text:
@@ -184,6 +194,11 @@ class AnswerReader:
         self._count()
         self._metrics.queue_s.labels(self._model).observe(last.queue_s)
         self._metrics.cached_tokens.labels(self._model).inc(last.cached_tokens)
+        self._notes.update(
+            queue_ms=round(last.queue_s * 1000, 1),
+            prefill_ms=round(last.prefill_s * 1000, 1),
+            decode_ms=round(last.decode_s * 1000, 1),
+        )
         shown: AnswerReason = "length" if reason == "length" else "tool_calls" if self._calls else "stop"
         return AnswerEnd(
             reason=shown,
@@ -200,6 +215,7 @@ class AnswerReader:
     def _observe(self, tokens: int) -> None:
         now_s = self._clock()
         if self._last_token_s is None:
+            self._first_token_s = now_s
             self._metrics.time_to_first_token_s.labels(self._model).observe(now_s - self._started_s)
         else:
             for _ in range(tokens):
@@ -207,5 +223,6 @@ class AnswerReader:
         self._last_token_s = now_s
 
     def _count(self) -> None:
+        self._notes.update(model=self._model, prompt_tokens=self._prompt_tokens, new_tokens=self._tokens)
         self._metrics.prompt_tokens.labels(self._model).inc(self._prompt_tokens)
         self._metrics.generated_tokens.labels(self._model).inc(self._tokens)

@@ -6,7 +6,10 @@ import time
 from collections.abc import Callable
 
 from starlette.applications import Starlette
+from starlette.exceptions import HTTPException
 from starlette.middleware import Middleware
+from starlette.requests import Request
+from starlette.responses import Response
 from starlette.routing import Route
 
 from magnitude.config import Settings
@@ -16,6 +19,7 @@ from magnitude.intake.chat import chat_completions
 from magnitude.intake.completions import completions
 from magnitude.intake.context import Context
 from magnitude.intake.embeddings import embeddings
+from magnitude.intake.errors import error_response, from_http_exception
 from magnitude.intake.gate import Gate
 from magnitude.intake.models import list_models, show_model
 from magnitude.intake.rerank import rerank
@@ -55,6 +59,7 @@ def build_app(
     """The application over `inference`. `clock` is for durations, `wall_clock` for the `created` of answers."""
     app = Starlette(
         routes=ROUTES,
+        exception_handlers={HTTPException: _refused_by_router},
         middleware=[Middleware(Gate, server=settings.server, metrics=metrics, clock=clock)],
     )
     # A path with a slash too many is no route; sending the client elsewhere hides the mistake.
@@ -68,3 +73,11 @@ def build_app(
         wall_clock=wall_clock,
     )
     return app
+
+
+async def _refused_by_router(request: Request, error: Exception) -> Response:
+    assert isinstance(error, HTTPException)
+    path = request.url.path
+    response = error_response(from_http_exception(error, path, request.method), path)
+    response.headers.update(error.headers or {})  # Allow, with a 405
+    return response

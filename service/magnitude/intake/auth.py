@@ -41,7 +41,7 @@ class Peer(msgspec.Struct, frozen=True, kw_only=True):
     def loopback(self) -> bool:
         """Whether the request came in at a loopback address. An address that cannot be read counts as one."""
         try:
-            return ipaddress.ip_address(self.local_address.split("%")[0]).is_loopback
+            return is_loopback(self.local_address)
         except ValueError:
             return True
 
@@ -51,6 +51,14 @@ class Principal(msgspec.Struct, frozen=True, kw_only=True):
 
     name: str = ""
     admin: bool = False
+
+
+def is_loopback(address: str) -> bool:
+    """Whether nobody on the network can reach `address`. Raises `ValueError` for one that is none."""
+    parsed = ipaddress.ip_address(address.split("%", maxsplit=1)[0])
+    # A socket for both families shows IPv4 peers as ::ffff:127.0.0.1.
+    mapped = parsed.ipv4_mapped if isinstance(parsed, ipaddress.IPv6Address) else None
+    return (mapped or parsed).is_loopback
 
 
 def access_of(path: str) -> Access:

@@ -16,7 +16,7 @@ from magnitude.intake.answer import AnswerPiece, AnswerReader, TokenChoice
 from magnitude.intake.body import read_json
 from magnitude.intake.chat_request import ChatRequest, parse_chat
 from magnitude.intake.connected import while_connected
-from magnitude.intake.context import Context, context_of, request_id_of
+from magnitude.intake.context import Context, context_of
 from magnitude.intake.generation import seed_header, start_generation, time_headers, times_ms
 from magnitude.intake.logprobs import chat_logprobs
 from magnitude.intake.replies import json_reply
@@ -65,7 +65,6 @@ async def _answer(request: Request, context: Context, chat: ChatRequest) -> ASGI
             opening=[shape.chunk({"role": "assistant", "content": ""})],
             chunks=shape.chunks,
             headers=seed_header(chat.sampling.sampler),
-            request_id=request_id_of(request),
         )
         kept = True
         return stream

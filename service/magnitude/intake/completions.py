@@ -17,7 +17,7 @@ from magnitude.intake.answer import AnswerPiece, TokenChoice
 from magnitude.intake.body import read_json
 from magnitude.intake.chat_request import parse_stream
 from magnitude.intake.connected import while_connected
-from magnitude.intake.context import Context, context_of, request_id_of
+from magnitude.intake.context import Context, context_of
 from magnitude.intake.fields import Fields
 from magnitude.intake.generation import seed_header, start_generation, time_headers, times_ms
 from magnitude.intake.logprobs import completion_logprobs
@@ -101,7 +101,6 @@ async def _answer(request: Request, context: Context, wanted: CompletionRequest)
                 opening=[shape.chunk(echo)] if echo else [],
                 chunks=shape.chunks,
                 headers=seed_header(wanted.sampling.sampler),
-                request_id=request_id_of(request),
             )
             kept = True
             return stream

@@ -10,17 +10,17 @@ import logging
 import re
 import secrets
 from collections.abc import Callable
+from typing import Any
 
 import msgspec
 from starlette.datastructures import Headers, MutableHeaders
-from starlette.exceptions import HTTPException
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from magnitude.config import ServerSettings
 from magnitude.errors import Cancelled, MagnitudeError
 from magnitude.feedback.metrics import Metrics
 from magnitude.intake.auth import Access, Peer, Principal, access_of, authorize
-from magnitude.intake.errors import error_response, from_http_exception, internal_error, status_of
+from magnitude.intake.errors import error_response, internal_error, status_of
 
 log = logging.getLogger("magnitude.intake")
 
@@ -37,6 +37,7 @@ class Passage(msgspec.Struct, kw_only=True):
     request_id: str
     principal: Principal
     started_s: float
+    notes: dict[str, Any] = {}  # what a route adds to the log line: counts and times, never content
 
 
 class Gate:
@@ -74,7 +75,9 @@ class Gate:
             await self._app(scope, receive, answer.send)
         except Exception as raised:
             error = self._as_error(raised, scope)
-            answer.status = answer.status if answer.started else status_of(error)
+            # Also for a stream that broke after its first byte: the numbers tell how it ended.
+            answer.status = status_of(error)
+            passage.notes["error"] = error.code
             if isinstance(error, Cancelled):
                 self._metrics.cancelled.labels(_route(scope)).inc()
             elif not answer.started:
@@ -86,8 +89,6 @@ class Gate:
     def _as_error(self, raised: Exception, scope: Scope) -> MagnitudeError:
         if isinstance(raised, MagnitudeError):
             return raised
-        if isinstance(raised, HTTPException):
-            return from_http_exception(raised, scope["path"], scope["method"])
         log.error(
             "request failed inside the service",
             exc_info=raised,
@@ -109,6 +110,7 @@ class Gate:
                     "status": status,
                     "ms": round(took_s * 1000, 1),
                     "client": passage.principal.name or "-",
+                    **passage.notes,
                 }
             },
         )

@@ -72,6 +72,7 @@ async def start_generation(
         metrics=context.metrics,
         clock=context.clock,
         started_s=request.scope["magnitude"].started_s,
+        notes=request.scope["magnitude"].notes,
     )
 
 

@@ -7,6 +7,7 @@ from typing import Any
 from starlette.requests import Request
 from starlette.responses import Response
 
+from magnitude.errors import ModelNotFound
 from magnitude.intake.context import Context, context_of
 from magnitude.intake.replies import json_reply
 from magnitude.models.description import ModelDescription
@@ -22,7 +23,10 @@ async def list_models(request: Request) -> Response:
 async def show_model(request: Request) -> Response:
     """One model, by name or alias."""
     context = context_of(request)
-    return json_reply(_entry(context, context.inference.model(request.path_params["model"])))
+    name: str = request.path_params["model"]
+    if not name:
+        raise ModelNotFound("No model is named", hint="Leave the last slash out to list all models.", param="model")
+    return json_reply(_entry(context, context.inference.model(name)))
 
 
 def _entry(context: Context, model: ModelDescription) -> dict[str, Any]:

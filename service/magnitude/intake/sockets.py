@@ -10,7 +10,6 @@ from __future__ import annotations
 import contextlib
 import errno
 import grp
-import ipaddress
 import logging
 import os
 import socket
@@ -22,7 +21,9 @@ from typing import Any
 import msgspec
 
 from magnitude.config import ServerSettings
+from magnitude.config.address import parse_listen
 from magnitude.errors import ConfigError
+from magnitude.intake.auth import is_loopback
 
 log = logging.getLogger("magnitude.intake")
 
@@ -185,9 +186,10 @@ def _group_id(name: str) -> int:
 
 
 def _bind_tcp(server: ServerSettings) -> list[ListeningSocket]:
-    host, port = _split(server.listen)
+    wanted = parse_listen(server.listen)
+    assert wanted is not None, "called for a configured address only"
     try:
-        infos = socket.getaddrinfo(host or None, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
+        infos = socket.getaddrinfo(wanted.host, wanted.port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
     except OSError as error:
         raise _tcp_error(server.listen, error) from error
     bound: list[ListeningSocket] = []
@@ -219,15 +221,6 @@ def _bind_one(family: int, kind: int, protocol: int, address: Any) -> ListeningS
     return ListeningSocket(sock=sock, name="tcp", inherited=False)
 
 
-def _split(listen: str) -> tuple[str, int]:
-    host, colon, port = listen.rpartition(":")
-    if not colon or not port.isdecimal() or int(port) > 65535:
-        raise ConfigError(
-            f"{listen!r} is no address", hint="Write it as host:port, such as 127.0.0.1:11500.", param="server.listen"
-        )
-    return host.strip("[]"), int(port)
-
-
 def _tcp_error(listen: str, error: OSError) -> ConfigError:
     hint = "Choose another server.listen."
     if error.errno == errno.EADDRINUSE:
@@ -237,10 +230,16 @@ def _tcp_error(listen: str, error: OSError) -> ConfigError:
 
 def _refuse_open_door(listening: ListeningSocket, server: ServerSettings) -> None:
     """Beyond loopback a key is needed; what an inherited socket is bound to, the socket says."""
-    if listening.sock.family == socket.AF_UNIX or server.api_keys:
+    family = listening.sock.family
+    if family == socket.AF_UNIX:
         return
-    host = str(listening.sock.getsockname()[0]).split("%")[0]
-    if not ipaddress.ip_address(host).is_loopback:
+    if family not in (socket.AF_INET, socket.AF_INET6):
+        raise ConfigError(
+            f"The inherited socket {listening.name} is of the family {family.name}, which is not served",
+            hint="Use ListenStream= with a path or an IP address in the socket unit.",
+            param="server.listen",
+        )
+    if not server.api_keys and not is_loopback(str(listening.sock.getsockname()[0])):
         raise ConfigError(
             f"Listening on {listening.address} would let everybody in: no API key is configured",
             hint="Add a key under server.api_keys, or listen on 127.0.0.1.",

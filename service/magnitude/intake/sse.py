@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Callable, Iterable
 from typing import Any
 
@@ -14,8 +13,6 @@ from magnitude.intake.answer import AnswerPiece, AnswerReader
 from magnitude.intake.connected import while_connected
 from magnitude.intake.errors import error_body, internal_error
 
-log = logging.getLogger("magnitude.intake")
-
 # So long the answer's headers wait for the first token: an engine that fails at once can still be reported with a
 # status that clients know how to retry. Longer prefills must show a sign of life.
 HEADERS_WAIT_S = 1.0
@@ -23,6 +20,7 @@ HEADERS_WAIT_S = 1.0
 KEEP_ALIVE_S = 10.0
 
 _DONE = b"data: [DONE]\n\n"
+_LAST: Message = {"type": "http.response.body", "body": b"", "more_body": False}
 _COMMENT = b": waiting\n\n"
 
 Chunk = dict[str, Any]
@@ -43,13 +41,11 @@ class AnswerStream:
         opening: Iterable[Chunk],
         chunks: Callable[[AnswerPiece], Iterable[Chunk]],
         headers: dict[str, str],
-        request_id: str,
     ) -> None:
         self._reader = reader
         self._opening = opening
         self._chunks = chunks
         self._headers = headers
-        self._request_id = request_id
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         try:
@@ -76,13 +72,13 @@ class AnswerStream:
             await self._pump(send)
         except Cancelled:
             raise
-        except MagnitudeError as error:
-            await send(_body(_events([error_body(error)])))
-            log.warning("stream broke", extra={"fields": {"request": self._request_id, "error": error.code}})
-        except Exception:
-            log.exception("stream broke inside the service", extra={"fields": {"request": self._request_id}})
-            await send(_body(_events([error_body(internal_error())])))
-        await send({"type": "http.response.body", "body": b"", "more_body": False})
+        except Exception as error:
+            told = error if isinstance(error, MagnitudeError) else internal_error()
+            await send(_body(_events([error_body(told)])))
+            await send(_LAST)
+            # Whoever keeps account learns how it really ended.
+            raise
+        await send(_LAST)
 
     async def _pump(self, send: Send) -> None:
         while True:

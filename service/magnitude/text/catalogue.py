@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import ctypes
 import threading
 from pathlib import Path
 
@@ -33,6 +35,7 @@ class TextCatalogue:
         with self._lock:
             if key not in self._known:
                 self._known[key] = load_text(model)
+                _give_memory_back()
             return self._known[key]
 
     def problems(self, model: ModelDescription) -> list[str]:
@@ -46,6 +49,12 @@ class TextCatalogue:
         if model.kind == "decoder" and text.templates is None:
             return [f"{model.name} has no chat template: it serves /v1/completions only"]
         return []
+
+
+def _give_memory_back() -> None:
+    """Reading a tokenizer leaves much freed memory with the C library (49,000 pieces: 17 of 33 MB)."""
+    with contextlib.suppress(AttributeError, OSError):  # not every C library has the call
+        ctypes.CDLL(None).malloc_trim(0)
 
 
 def load_text(model: ModelDescription) -> ModelText:

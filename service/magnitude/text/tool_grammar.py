@@ -17,6 +17,10 @@ from magnitude.engine.protocol import GrammarSpec
 from magnitude.errors import RequestError
 from magnitude.text.tool_prompt import CALL_CLOSE, CALL_OPEN, ToolSpec
 
+# Nothing else ends a row of calls: a small model that is held to calls alone would go on until its limit.
+_MAX_CALLS = 8
+# Far beyond any hand-written schema; the engine refuses more as well.
+_MAX_GRAMMAR_CHARS = 256 * 1024
 # Free white space lets a small model write blanks until its limit. One fixed style cannot run away, and is how
 # json.dumps writes, so models have seen it most.
 _JSON_STYLE = {"whitespace_flexible": False, "item_separator": ", ", "key_separator": ": ", "coerce_one_of": True}
@@ -73,7 +77,7 @@ def _tool_lark(
         rules.append(f"args_{number}: %json {json.dumps(_styled(tool.parameters, strict=tool.strict))}")
     bodies = " | ".join(f"body_{n}" for n in range(len(tools)))
     rules.append(f"body: {bodies}")
-    rules.append(f"calls: {opening} body" + (f' ("\\n" {opening} body)*' if parallel else ""))
+    rules.append(f"calls: {opening} body" + (f' ("\\n" {opening} body){{0,{_MAX_CALLS - 1}}}' if parallel else ""))
     if mode == "required":
         rules.append("start: calls")
     elif answer is not None:
@@ -87,7 +91,7 @@ def _tool_lark(
         else:
             rules.append(f"before[lazy]: TEXT {opening}")
             rules.append("call: before body")
-        rules.append("start: call* text" if parallel else "start: text | call")
+        rules.append(f"start: call{{0,{_MAX_CALLS}}} text" if parallel else "start: text | call")
     return "\n".join(rules) + "\n"
 
 
@@ -96,6 +100,13 @@ def _styled(schema: dict[str, Any], *, strict: bool) -> dict[str, Any]:
 
 
 def _check(lark: str, param: str) -> None:
+    if len(lark) > _MAX_GRAMMAR_CHARS:
+        raise RequestError(
+            f"The JSON schema in {param} has {len(lark)} characters, at most {_MAX_GRAMMAR_CHARS} are taken",
+            hint="Send fewer tools, or shorter schemas.",
+            param=param,
+            code="invalid_json_schema",
+        )
     failed, messages = LLMatcher.validate_grammar_with_warnings(lark)
     if failed:
         reason = " ".join(str(messages[0]).split("\n")[0].split()) if messages else "unknown reason"

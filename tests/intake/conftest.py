@@ -1,0 +1,8 @@
+"""The tiny tokenizers live beside the tests of the text machinery."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).parent.parent / "text"))

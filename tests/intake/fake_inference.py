@@ -1,0 +1,229 @@
+"""A stand-in for the models: answers from a script, with real token ids, and keeps account of its slots."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import struct
+from collections.abc import Sequence
+
+from tiny_tokenizers import byte_level, word_piece
+
+from magnitude.engine.protocol import Tensor, TensorInfo, TokenLogprob
+from magnitude.errors import EngineNotReady, MagnitudeError, ModelNotFound
+from magnitude.models.description import DecoderShape, EncoderShape, ModelDescription, SpecialTokens
+from magnitude.schedule.inference import Emission, GenerationTask, ServiceHealth, VectorsResult
+from magnitude.text.catalogue import ModelText, TextCatalogue
+from magnitude.text.template import ChatTemplate, TemplateSet
+from magnitude.text.tokenizer import TextTokenizer
+
+CHATML = (
+    "{% for m in messages %}{{ '<|im_start|>' + m['role'] + '\n' + m['content'] + '<|im_end|>' + '\n' }}{% endfor %}"
+    "{% if add_generation_prompt %}{{ '<|im_start|>assistant\n' }}{% endif %}"
+)
+DECODER = DecoderShape(layers=1, kv_heads=1, head_dim=8, vocab_size=512, hidden_size=8, context_length=256)
+CHAT = ModelDescription(
+    name="tiny-chat",
+    kind="decoder",
+    family="llama",
+    folder="/models/tiny-chat",
+    graph_file="model.onnx",
+    model_hash="c",
+    weight_bytes=1,
+    special=SpecialTokens(eos=(2,), pad=0),
+    decoder=DECODER,
+    created_s=1_700_000_000,
+)
+EMBEDDER = ModelDescription(
+    name="tiny-embed",
+    kind="embedder",
+    family="bert",
+    folder="/models/tiny-embed",
+    graph_file="model.onnx",
+    model_hash="e",
+    weight_bytes=1,
+    encoder=EncoderShape(width=4, max_tokens=16),
+)
+RERANKER = ModelDescription(
+    name="tiny-rerank",
+    kind="reranker",
+    family="bert",
+    folder="/models/tiny-rerank",
+    graph_file="model.onnx",
+    model_hash="r",
+    weight_bytes=1,
+    encoder=EncoderShape(width=1, max_tokens=16, normalised=False),
+)
+ADDER = ModelDescription(
+    name="adder",
+    kind="tensors",
+    family="",
+    folder="/models/adder",
+    graph_file="model.onnx",
+    model_hash="t",
+    weight_bytes=1,
+)
+SIGNATURE = (
+    (TensorInfo(name="x", dtype="float32", shape=(-1, 2)), TensorInfo(name="flag", dtype="bool", shape=(1,))),
+    (TensorInfo(name="y", dtype="float32", shape=(-1, 2)), TensorInfo(name="n", dtype="int64", shape=(1,))),
+)
+
+
+class FakeTexts(TextCatalogue):
+    """Tiny tokenizers instead of model folders."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        encoder = ModelText(word_piece())
+        self._texts = {
+            CHAT.name: ModelText(byte_level(), TemplateSet({"default": ChatTemplate(CHATML, {})})),
+            EMBEDDER.name: encoder,
+            RERANKER.name: encoder,
+        }
+
+    def get(self, model: ModelDescription) -> ModelText:
+        return self._texts[model.name]
+
+    @property
+    def chat(self) -> TextTokenizer:
+        return self._texts[CHAT.name].tokenizer
+
+
+class FakeInference:
+    """Emits `answer` token by token, `token_s` apart, after `prefill_s`.
+
+    `fail_at` raises `error` before that token. Counts what a slot would see: `opened`, `freed`, and what was emitted.
+    """
+
+    def __init__(self, texts: FakeTexts) -> None:
+        self.texts = texts
+        self.answer: str | list[int] = "hi"
+        self.eos = True
+        self.token_s = 0.0
+        self.prefill_s = 0.0
+        self.fail_at: int | None = None
+        self.error: MagnitudeError = EngineNotReady("The engine is starting", hint="Wait a moment.")
+        self.refuse: MagnitudeError | None = None
+        self.context = 256
+        self.ready = True
+        self.embed_s = 0.0
+        self.opened = 0
+        self.freed = 0
+        self.emitted = 0
+        self.cancels: list[str] = []
+        self.tasks: list[GenerationTask] = []
+        self.embedded: list[list[list[int]]] = []
+        self.inferred: list[list[Tensor]] = []
+
+    @property
+    def open(self) -> int:
+        return self.opened - self.freed
+
+    def models(self) -> Sequence[ModelDescription]:
+        return [CHAT, EMBEDDER, RERANKER, ADDER]
+
+    def model(self, name: str) -> ModelDescription:
+        if name in ("", "default"):
+            return CHAT
+        for model in self.models():
+            if model.name == name:
+                return model
+        raise ModelNotFound(f"There is no model {name!r}", hint="See /v1/models.", param="model")
+
+    def context_length(self, name: str) -> int:
+        return self.context
+
+    def signature(self, name: str) -> tuple[tuple[TensorInfo, ...], tuple[TensorInfo, ...]]:
+        return SIGNATURE
+
+    async def generate(self, task: GenerationTask) -> FakeGeneration:
+        if self.refuse is not None:
+            raise self.refuse
+        self.tasks.append(task)
+        ids = self.answer if isinstance(self.answer, list) else self._ids(self.answer)
+        self.opened += 1
+        return FakeGeneration(self, task, ids)
+
+    async def embed(
+        self, model: str, inputs: list[list[int]], token_types: list[list[int]], *, request_key: str
+    ) -> VectorsResult:
+        await asyncio.sleep(self.embed_s)
+        self.embedded.append(inputs)
+        width = 1 if model == RERANKER.name else 4
+        rows = [struct.pack(f"<{width}f", *([float(len(ids))] * width)) for ids in inputs]
+        return VectorsResult(width=width, rows=rows, queue_s=0.001, run_s=0.002)
+
+    async def infer(self, model: str, inputs: list[Tensor], outputs: list[str], *, request_key: str) -> list[Tensor]:
+        self.inferred.append(inputs)
+        x = next(t for t in inputs if t.name == "x")
+        values = struct.unpack(f"<{len(x.data) // 4}f", x.data)
+        doubled = struct.pack(f"<{len(values)}f", *(2 * v for v in values))
+        answer = [
+            Tensor(name="y", dtype="float32", shape=x.shape, data=doubled),
+            Tensor(name="n", dtype="int64", shape=(1,), data=struct.pack("<q", len(values))),
+        ]
+        return [t for t in answer if not outputs or t.name in outputs]
+
+    def health(self) -> ServiceHealth:
+        return ServiceHealth(
+            live=True,
+            ready=self.ready,
+            reasons=[] if self.ready else ["tiny-chat is loading"],
+            engine_pid=1,
+            engine_restarts=0,
+            queue_depth=0,
+            running=self.open,
+            uptime_s=1.0,
+        )
+
+    def _ids(self, text: str) -> list[int]:
+        ids: list[int] = self.texts.chat._tokenizer.encode(text, add_special_tokens=False).ids
+        return [*ids, *CHAT.special.eos] if self.eos else ids
+
+
+class FakeGeneration:
+    def __init__(self, inference: FakeInference, task: GenerationTask, ids: list[int]) -> None:
+        self._inference = inference
+        self._task = task
+        self._ids = ids
+        self._at = 0
+        self._cancelled = asyncio.Event()
+        self._over = False
+
+    async def next(self) -> Emission:
+        wait_s = self._inference.prefill_s if self._at == 0 else self._inference.token_s
+        if wait_s and not self._cancelled.is_set():
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(self._cancelled.wait(), wait_s)
+        if self._inference.fail_at is not None and self._at >= self._inference.fail_at:
+            self._free()
+            raise self._inference.error
+        if self._cancelled.is_set():
+            return self._last("cancelled")
+        if self._at >= self._task.max_new_tokens:
+            return self._last("length")
+        if self._at >= len(self._ids):
+            return self._last("stop" if self._inference.eos else "length")
+        token = self._ids[self._at]
+        self._at += 1
+        self._inference.emitted += 1
+        logprobs = []
+        if self._task.logprobs is not None:
+            top = [(token, -0.5), (5, float("-inf"))][: self._task.logprobs]
+            logprobs = [TokenLogprob(logprob=-0.5, top=top)]
+        return Emission(ids=[token], logprobs=logprobs)
+
+    def cancel(self, why: str) -> None:
+        if not self._over:
+            self._inference.cancels.append(why)
+        self._cancelled.set()
+        self._free()
+
+    def _last(self, reason: str) -> Emission:
+        self._free()
+        return Emission(reason=reason, queue_s=0.001, prefill_s=0.01, decode_s=0.02, cached_tokens=3)  # type: ignore[arg-type]
+
+    def _free(self) -> None:
+        if not self._over:
+            self._over = True
+            self._inference.freed += 1
