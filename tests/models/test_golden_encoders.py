@@ -75,4 +75,4 @@ def test_quantised_encoders_point_in_the_same_direction(golden: Path, tmp_path: 
     batch = stored(golden / "bert_embedder")
     build_graph(open_source(golden / "bert_embedder"), tmp_path, bits=bits)  # type: ignore[arg-type]
     cosines = (run_encoder(open_graph(tmp_path), batch) * batch["embeddings"]).sum(-1)
-    assert cosines.min() > (0.998 if bits == 8 else 0.97)
+    assert cosines.min() > (0.998 if bits == 8 else 0.95)
