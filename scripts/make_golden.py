@@ -5,7 +5,8 @@ It needs PyTorch, so it runs in an environment of its own, and the tests read on
 
     python3 -m venv golden-env
     golden-env/bin/pip install torch==2.13.0 transformers safetensors numpy onnxruntime onnxruntime-genai onnx_ir
-    golden-env/bin/python scripts/make_golden.py
+    golden-env/bin/python scripts/make_golden.py                  # the tiny models
+    golden-env/bin/python scripts/make_golden.py MINILM_FOLDER    # the reference for the real MiniLM
 
 Each folder holds `config.json`, `model.safetensors` and `golden.npz` with inputs and expected outputs. Weights
 are rounded to the stored type before anything is computed, so that the expectation holds for the stored bytes.
@@ -156,7 +157,31 @@ def genai() -> None:
     np.savez_compressed(target / "golden.npz", input_ids=ids.numpy(), logits=logits.numpy())
 
 
+SENTENCES = [
+    "The board throttles above eighty degrees.",
+    "A processor that gets too hot is slowed down.",
+    "Bake the bread for forty minutes at a moderate heat, then let it cool on a rack before you cut it.",
+    "cats",
+]
+
+
+def minilm(folder: Path) -> None:
+    """What Transformers makes of four sentences with the real all-MiniLM-L6-v2 in `folder`."""
+    tokenizer = transformers.AutoTokenizer.from_pretrained(folder)
+    model = transformers.BertModel.from_pretrained(folder).eval()
+    batch = tokenizer(SENTENCES, padding=True, return_tensors="pt")
+    with torch.no_grad():
+        states = model(**batch).last_hidden_state
+    mask = batch["attention_mask"][..., None].float()
+    vectors = torch.nn.functional.normalize((states * mask).sum(1) / mask.sum(1), dim=-1)
+    arrays = {k: v.numpy() for k, v in batch.items()}
+    np.savez_compressed(GOLDEN / "minilm_reference.npz", **arrays, embeddings=vectors.numpy())
+
+
 def main() -> None:
+    if len(sys.argv) > 1:
+        minilm(Path(sys.argv[1]))
+        return
     for name in (
         "llama_tied",
         "llama_untied",

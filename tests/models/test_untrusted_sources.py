@@ -94,7 +94,9 @@ def test_all_missing_tensors_are_listed(tmp_path: Path) -> None:
     source = open_source(tiny_gguf.write(tmp_path / "m.gguf", Kind.F32))
     source._tensors.pop("model.norm.weight")  # type: ignore[attr-defined]
     source._tensors.pop("model.layers.0.mlp.up_proj.weight")  # type: ignore[attr-defined]
-    with pytest.raises(ImportFailed, match=r"mlp\.up_proj\.weight is missing; model\.norm\.weight is missing"):
+    with pytest.raises(
+        ImportFailed, match=r"model\.norm\.weight is missing; model\.layers\.0\.mlp\.up_proj\.weight is missing"
+    ):
         build_graph(source, tmp_path, bits=16)
 
 
