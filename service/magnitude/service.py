@@ -30,7 +30,7 @@ from magnitude.feedback.records import Feedback
 from magnitude.intake.app import build_app
 from magnitude.intake.serve import serve
 from magnitude.intake.sockets import open_sockets
-from magnitude.models.catalogue import BrokenModel, resolve, scan
+from magnitude.models.catalogue import BrokenModel, open_folder, resolve, scan
 from magnitude.models.description import ModelDescription
 from magnitude.paths import Paths, find_paths
 from magnitude.policy.strategy import BoardFacts, default_strategy
@@ -70,16 +70,19 @@ def choose_models(settings: Settings, found: list[ModelDescription]) -> list[Mod
 
 
 def find_models(settings: Settings, models_folder: Path) -> list[ModelDescription]:
-    """What is to be served, from the models folder and `engine.model_path`. Raises `ModelError` when it is nothing."""
+    """What is to be served, from the models folder and `engine.model_path`. Raises `ModelError` when nothing is."""
     folder = Path(settings.models.folder) if settings.models.folder else models_folder
     found: list[ModelDescription] = []
     for entry in scan(folder):
         if isinstance(entry, BrokenModel):
-            log.error("model folder is broken", extra={"fields": {"folder": entry.folder, "reason": entry.reason}})
+            log.error(
+                "model folder is broken",
+                extra={"fields": {"folder": entry.folder, "reason": entry.message, "hint": entry.hint}},
+            )
         else:
             found.append(entry)
     if settings.engine.model_path:
-        chat = resolve(Path(settings.engine.model_path))
+        chat = open_folder(resolve(Path(settings.engine.model_path)))
         found = [chat, *(model for model in found if model.name != chat.name)]
     chosen = choose_models(settings, found)
     if not chosen:
