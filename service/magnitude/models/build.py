@@ -42,8 +42,10 @@ def build_graph(
     16 means not quantised: every weight is stored as float32, because ONNX Runtime's CPU operators compute in float32
     (half-precision weights would be converted at load) and dequantised blocks are not exact in float16.
 
-    `accuracy_level` is MatMulNBits' (4: activations in INT8, 0: float). `kv_scales` are needed for, and only for, an
-    int8 KV cache. `all_logits` returns the logits of all tokens, not of the last one: for verification.
+    `accuracy_level` is MatMulNBits' (4: activations in INT8, 0: float). With float activations ONNX Runtime has no fast
+    kernel for a single token: on one AVX2 core 4-bit products take 4 times as long, 8-bit ones (the output layer) 70
+    times. `kv_scales` (see `kv_scales.calibrate_kv`) are needed for, and only for, an int8 KV cache. `all_logits`
+    returns the logits of all tokens, not of the last one: for verification.
 
     Raises `ImportFailed` when tensors are missing, have a wrong shape or have no place in the graph (all are listed),
     and `OSError` when the folder cannot be written; half-written files are the caller's to remove.
