@@ -9,7 +9,9 @@ import pytest
 from numpy_llama import logits as numpy_logits
 from run_graph import open_graph, run_decoder
 
+from magnitude.errors import ImportFailed
 from magnitude.models.build import KvScales, build_graph
+from magnitude.models.description import KvType
 from magnitude.models.sources import open_source
 
 FAMILIES = ["llama_tied", "llama_untied", "qwen2", "qwen3"]
@@ -93,6 +95,23 @@ def test_an_int8_kv_cache_stays_near_the_float_logits(golden: Path, tmp_path: Pa
     ours, kv = run_decoder(open_graph(quantised), ids)
     assert kv["past_key_values.0.key"].dtype == np.int8
     assert np.abs(ours - logits).max() < 0.05 * np.abs(logits).max()
+
+
+@pytest.mark.parametrize(
+    ("kv_type", "scales"),
+    [
+        ("int8", None),
+        ("float32", (KvScales(key=(1.0,), value=(1.0,)),) * 2),
+        ("int8", (KvScales(key=(1.0,), value=(1.0,)),)),
+        ("int8", (KvScales(key=(1.0,) * 32, value=(1.0,)),) * 2),
+        ("float16", None),
+    ],
+)
+def test_kv_scales_that_do_not_fit_the_cache_are_refused(
+    golden: Path, tmp_path: Path, kv_type: KvType, scales: tuple[KvScales, ...] | None
+) -> None:
+    with pytest.raises(ImportFailed):
+        build_graph(open_source(golden / "llama_tied"), tmp_path, bits=16, kv_type=kv_type, kv_scales=scales)
 
 
 def test_a_folder_of_genai_s_own_builder_gives_the_logits_of_transformers(golden: Path) -> None:

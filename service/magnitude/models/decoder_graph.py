@@ -36,6 +36,9 @@ class KvScales(msgspec.Struct, frozen=True, kw_only=True):
     """Scales of one layer's INT8 KV: a stored byte times its scale is the value.
 
     One number for the whole tensor, or one for each channel (`kv_heads * head_dim`, head by head); K and V alike.
+    Scales need room above what a calibration showed, by channel more than by tensor: SmolLM2-135M on 768 tokens of
+    prose, calibrated on 110 others, mean KL against a float cache: one scale with room 1.1: 0.0045, with 1.5: 0.009;
+    by channel with room 1.1: 0.012, with 2.2: 0.003 (and the attention takes a tenth longer than with one scale).
     """
 
     key: tuple[float, ...]
@@ -137,6 +140,11 @@ class DecoderGraph:
 
     def _rotation(self) -> None:
         factors = self._source.floats(_ROPE_FACTORS) if _ROPE_FACTORS in self._source.tensor_names() else None
+        if factors is not None and factors.shape != (self._config.head_dim // 2,):
+            raise ImportFailed(
+                f"{_ROPE_FACTORS} has the shape {list(factors.shape)}, not [{self._config.head_dim // 2}]",
+                hint="The file is damaged",
+            )
         cosines, sines = rotation_tables(self._config.rope, self._config.head_dim, self._positions, factors)
         self._graph.tensor("cos_cache", cosines)
         self._graph.tensor("sin_cache", sines)
@@ -151,8 +159,9 @@ class DecoderGraph:
         # The look-up has no correction for minima, and the output layer is the one whose errors reach the logits
         # unsoftened: both keep 8 bits whatever the other layers have.
         matrix, lossless = self._source.blocks(_EMBEDDING), True
-        if matrix is None or matrix.minimum is not None or matrix.bits != 8:
+        if matrix is None or matrix.minimum is not None:
             matrix, lossless = blocks.quantise(self._source.floats(_EMBEDDING), 8), False
+        matrix = blocks.widen(matrix)
         self._note(_EMBEDDING, f"int8/{matrix.block}", lossless=lossless)
         codes = graph.tensor("embedding.codes", matrix.codes)
         scale = graph.tensor("embedding.scale", matrix.scale)
@@ -292,6 +301,11 @@ def _check_kv(config: ArchConfig, kv_type: KvType, scales: tuple[KvScales, ...] 
         raise ImportFailed(
             f"Heads of width {config.head_dim} are not supported, it must be a multiple of {HEAD_DIM_STEP}",
             hint="Take another model",
+        )
+    if config.heads % config.kv_heads:
+        raise ImportFailed(
+            f"{config.heads} heads cannot share {config.kv_heads} KV heads evenly",
+            hint="The configuration is damaged",
         )
     if scales is None:
         return
