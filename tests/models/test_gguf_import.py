@@ -54,8 +54,9 @@ def test_a_float_graph_computes_with_the_file_s_weights(tmp_path: Path, kind: Ki
 
 @pytest.mark.parametrize("kind", BLOCKS, ids=names)
 def test_repacked_blocks_give_the_logits_of_the_dequantised_weights(tmp_path: Path, kind: Kind) -> None:
-    # The look-up table and the output layer have no minimum of their own, so they stay in a format without one.
-    path = tiny_gguf.write(tmp_path / "m.gguf", kind, kinds={"token_embd": Kind.Q8_0})
+    # The look-up table cannot have minima, so it has another format where `kind` has them.
+    table = kind if kind in (Kind.Q8_0, Kind.Q4_0, Kind.Q5_0, Kind.Q6_K) else Kind.Q8_0
+    path = tiny_gguf.write(tmp_path / "m.gguf", kind, kinds={"token_embd": table})
     source = open_source(path)
     result = build_graph(source, tmp_path, bits=8, accuracy_level=0, all_logits=True)
     ours, _ = run_decoder(open_graph(tmp_path), IDS)
@@ -109,3 +110,12 @@ def test_metadata_keeps_licence_and_tokenizer_fields(tmp_path: Path) -> None:
     assert metadata["licence"] == "apache-2.0"
     assert metadata["chat_template"] == "{{ messages }}"
     assert metadata["gguf"]["tokenizer.ggml.tokens"][3] == "t3"
+
+
+def test_a_look_up_table_with_minima_is_quantised_again_and_says_so(tmp_path: Path) -> None:
+    source = open_source(tiny_gguf.write(tmp_path / "m.gguf", Kind.Q4_1))
+    result = build_graph(source, tmp_path, bits=4, accuracy_level=0, all_logits=True)
+    assert [s.tensors[0] for s in result.weights if not s.lossless] == ["model.embed_tokens.weight"]
+    ours, _ = run_decoder(open_graph(tmp_path), IDS)
+    exact = numpy_logits(source, IDS[0].tolist())
+    assert np.corrcoef(ours[0].ravel(), exact.ravel())[0, 1] > 0.999

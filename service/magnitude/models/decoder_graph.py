@@ -137,6 +137,11 @@ class DecoderGraph:
 
     def _rotation(self) -> None:
         factors = self._source.floats(_ROPE_FACTORS) if _ROPE_FACTORS in self._source.tensor_names() else None
+        if factors is not None and factors.shape != (self._config.head_dim // 2,):
+            raise ImportFailed(
+                f"{_ROPE_FACTORS} has the shape {list(factors.shape)}, not [{self._config.head_dim // 2}]",
+                hint="The file is damaged",
+            )
         cosines, sines = rotation_tables(self._config.rope, self._config.head_dim, self._positions, factors)
         self._graph.tensor("cos_cache", cosines)
         self._graph.tensor("sin_cache", sines)
@@ -151,8 +156,9 @@ class DecoderGraph:
         # The look-up has no correction for minima, and the output layer is the one whose errors reach the logits
         # unsoftened: both keep 8 bits whatever the other layers have.
         matrix, lossless = self._source.blocks(_EMBEDDING), True
-        if matrix is None or matrix.minimum is not None or matrix.bits != 8:
+        if matrix is None or matrix.minimum is not None:
             matrix, lossless = blocks.quantise(self._source.floats(_EMBEDDING), 8), False
+        matrix = blocks.widen(matrix)
         self._note(_EMBEDDING, f"int8/{matrix.block}", lossless=lossless)
         codes = graph.tensor("embedding.codes", matrix.codes)
         scale = graph.tensor("embedding.scale", matrix.scale)
@@ -292,6 +298,11 @@ def _check_kv(config: ArchConfig, kv_type: KvType, scales: tuple[KvScales, ...] 
         raise ImportFailed(
             f"Heads of width {config.head_dim} are not supported, it must be a multiple of {HEAD_DIM_STEP}",
             hint="Take another model",
+        )
+    if config.heads % config.kv_heads:
+        raise ImportFailed(
+            f"{config.heads} heads cannot share {config.kv_heads} KV heads evenly",
+            hint="The configuration is damaged",
         )
     if scales is None:
         return
