@@ -68,7 +68,7 @@ def prompt_ids(length: int, round_number: int) -> list[int]:
 
     Random ids will do: the work of a dense graph does not depend on them.
     """
-    source = random.Random(f"{length}/{round_number}")  # noqa: S311  not for secrets
+    source = random.Random(f"{length}/{round_number}")
     return [source.randrange(*PROMPT_IDS) for _ in range(length)]
 
 

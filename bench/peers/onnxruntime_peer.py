@@ -55,7 +55,9 @@ class PlainOnnxRuntime:
             present = name.replace("past_key_values", "present")
             self._binding.bind_output(present, "cpu", 0, cache.dtype.type, shape, pointer)
         self._logits = self._numpy.zeros((1, 1, outputs["logits"].shape[2]), self._numpy.float32)
-        self._binding.bind_output("logits", "cpu", 0, self._numpy.float32, self._logits.shape, self._logits.ctypes.data)
+        self._binding.bind_output(
+            "logits", "cpu", 0, self._numpy.float32, self._logits.shape, self._logits.ctypes.data
+        )
         return {"options": "the engine's" if self._engine_options else "defaults"}
 
     def generate(self, ids: list[int], steps: int) -> Times:

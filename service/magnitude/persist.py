@@ -165,6 +165,7 @@ class StateFile(Generic[T]):
             write_atomic(self._previous, self.path.read_bytes())
         else:
             link.replace(self._previous)
+            link.unlink(missing_ok=True)  # renaming a link onto another one of the same file leaves both
 
     def _set_aside(self, path: Path) -> str | None:
         """Move a broken file to `NAME.broken-1`; older ones move up, the oldest goes."""

@@ -7,7 +7,7 @@ Later files win: maps are merged key by key, lists and values are replaced. Whic
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import msgspec
@@ -15,7 +15,7 @@ import yaml
 
 from magnitude.config import typed
 from magnitude.config.address import parse_listen
-from magnitude.config.document import MapNode, Scalar, merge, parse, resolve_scalar
+from magnitude.config.document import MapNode, Node, Place, Scalar, merge, parse, resolve_scalar
 from magnitude.config.settings import Settings
 from magnitude.errors import ConfigError
 from magnitude.paths import config_path
@@ -35,8 +35,13 @@ class Loaded(msgspec.Struct, frozen=True, kw_only=True):
     notices: tuple[str, ...]
 
 
-def load(path: Path | str | None = None, environ: Mapping[str, str] | None = None) -> Loaded:
-    """Read the configuration of this process. Raises `ConfigError`."""
+def load(
+    path: Path | str | None = None, environ: Mapping[str, str] | None = None, overrides: Sequence[str] = ()
+) -> Loaded:
+    """Read the configuration of this process. `overrides` are `section.key=value` texts that win over every file.
+
+    Raises `ConfigError`.
+    """
     environ = os.environ if environ is None else environ
     named = path or environ.get("MAGNITUDE_CONFIG")
     main = Path(named) if named else config_path(environ)
@@ -48,6 +53,7 @@ def load(path: Path | str | None = None, environ: Mapping[str, str] | None = Non
         if text is not None:
             documents.append(_with_absolute_paths(parse(text, str(file)), file.parent))
             files.append(str(file))
+    documents += [_override(text) for text in overrides]
     return _loaded(documents, files)
 
 
@@ -84,6 +90,20 @@ def _loaded(documents: list[MapNode], files: list[str]) -> Loaded:
     settings = typed.build(root, Settings)
     _check(settings)
     return Loaded(settings=settings, files=tuple(files), notices=notices(settings))
+
+
+def _override(text: str) -> MapNode:
+    """The document that `section.key=value` stands for; the value is read as YAML."""
+    key, equals, value = text.partition("=")
+    parts = key.strip().split(".")
+    place = Place(f"--set {key}", 1)
+    if not equals or not all(parts):
+        raise ConfigError(f"--set {text} is no KEY=VALUE", hint="Write for example --set engine.threads=2", param=key)
+    node: Node = parse(f"value: {value}", place.file).items["value"]
+    for part in reversed(parts):
+        node = MapNode(place=place, items={part: node}, key_places={part: place})
+    assert isinstance(node, MapNode)  # there is at least one part
+    return node
 
 
 def _check(settings: Settings) -> None:

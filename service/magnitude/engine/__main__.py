@@ -47,7 +47,11 @@ def main(arguments: list[str] | None = None) -> int:
     logging.basicConfig(stream=sys.stderr, level=logging.INFO, format="%(levelname)s %(message)s")
     prepare_runtime()
 
-    link = Link(socket.socket(fileno=fd))
+    try:
+        link = Link(socket.socket(fileno=fd))
+    except OSError as error:
+        log.error("descriptor %d is no socket (%s): the service starts the engine, not a person", fd, error.strerror)
+        return process.EXIT_PROTOCOL_BROKEN
     progress = Progress()
     loop = EngineLoop(link.send, progress)
     signal.signal(signal.SIGTERM, lambda *_: loop.post(Terminate()))

@@ -20,9 +20,9 @@ from magnitude.engine.sessions import describe
 from magnitude.errors import ContextLengthExceeded, EngineError, ModelError, RequestError
 from magnitude.models.description import EncoderShape, ModelDescription
 
-# Padded tokens a run. A run of this size takes some tenths of a second on two desktop cores with a model of
-# MiniLM's size, which is what an open generation waits for.
-MAX_RUN_TOKENS = 2048
+# Padded tokens a run, which is what an open generation has to wait for: one text of MiniLM's full length. Larger
+# runs (1024, 2048) were not faster on two x86 cores.
+MAX_RUN_TOKENS = 512
 # Lengths are padded to multiples of this. Finer buckets pad less but put fewer texts into one run.
 LENGTH_STEP = 16
 

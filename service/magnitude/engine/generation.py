@@ -11,9 +11,9 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Callable
+from typing import TYPE_CHECKING
 
 from magnitude.engine.decoder import Decoder
-from magnitude.engine.grammar import Grammar
 from magnitude.engine.kv import KvMemory, SlotState, trusted_length
 from magnitude.engine.protocol import (
     Finished,
@@ -25,6 +25,9 @@ from magnitude.engine.protocol import (
 )
 from magnitude.engine.sampling import F32, Sampler
 from magnitude.errors import ContextLengthExceeded, RequestError
+
+if TYPE_CHECKING:
+    from magnitude.engine.grammar import Grammar
 
 log = logging.getLogger(__name__)
 
@@ -181,3 +184,16 @@ class Generation:
             prefill_s=prefilled_s - first_s,
             decode_s=now_s - prefilled_s,
         )
+
+
+def never_started(request: Generate, waited_s: float) -> Finished:
+    """The end of a generation that was cancelled before anything was computed."""
+    return Finished(
+        request_id=request.request_id,
+        reason="cancelled",
+        prompt_tokens=len(request.prompt),
+        new_tokens=0,
+        wait_s=waited_s,
+        prefill_s=0.0,
+        decode_s=0.0,
+    )

@@ -2,21 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from magnitude.engine.decoder import Decoder
 from magnitude.engine.encoder import EncodeJob, Encoder
 from magnitude.engine.generation import Generation, check_generate
-from magnitude.engine.grammar import Grammar, GrammarTokenizer
 from magnitude.engine.kv import KvMemory
-from magnitude.engine.protocol import Embed, Generate, GrammarSpec, InferTensors, LoadModel, TensorInfo
-from magnitude.engine.sampling import Sampler
+from magnitude.engine.process import trim_heap
+from magnitude.engine.protocol import Embed, Generate, InferTensors, LoadModel, TensorInfo
+from magnitude.engine.sampling import Sampler, check_settings
 from magnitude.engine.sessions import describe, open_session
 from magnitude.engine.tensors import TensorJob
 from magnitude.errors import ModelError, RequestError
 from magnitude.models.description import ModelDescription
+
+if TYPE_CHECKING:
+    from magnitude.engine.grammar import Grammar, GrammarTokenizer
 
 Job = Generation | EncodeJob | TensorJob
 
@@ -51,29 +54,58 @@ class LoadedModel:
             case "tensors":
                 pass
 
-    def open_generation(self, request: Generate, received_s: float, clock: Callable[[], float]) -> Generation:
-        """Check the request and rebuild its state. Raises `RequestError`; nothing is computed yet."""
-        if self._decoder is None or self._kv is None:
-            raise self._cannot("generate text")
-        vocab_size = self._decoder.shape.vocab_size
-        layout = self._kv.layout
-        check_generate(request, slots=layout.slots, max_len=layout.max_len, vocab_size=vocab_size)
+    def check(self, request: Generate) -> None:
+        """Raise `RequestError` for a request that cannot run here."""
+        decoder, kv = self._decoder_parts()
+        vocab_size = decoder.shape.vocab_size
+        check_generate(request, slots=kv.layout.slots, max_len=kv.layout.max_len, vocab_size=vocab_size)
+        check_settings(request.sampler, vocab_size)
+
+    def build_grammar(self, request: Generate) -> Grammar:
+        """The state of the request's grammar after what was emitted; may be called from another thread.
+
+        Takes up to about a second. Raises `RequestError` `invalid_grammar`, or `ModelError` when the model's
+        tokenizer does not allow constrained output.
+        """
+        assert request.grammar is not None
+        decoder, _ = self._decoder_parts()
+        # Built at the first constrained request: most models never see one, and it costs time and memory.
+        # The library is imported then, too: it is 3 MB of code.
+        if self._grammar_tokenizer is None:
+            from magnitude.engine.grammar import GrammarTokenizer
+
+            self._grammar_tokenizer = GrammarTokenizer(
+                self._tokenizer_text(), decoder.shape.vocab_size, self.description.special.eos
+            )
+            trim_heap()  # building leaves twice its own size behind (32 MB for 49,152 tokens)
+        return self._grammar_tokenizer.start(request.grammar, request.emitted)
+
+    def open_generation(
+        self, request: Generate, grammar: Grammar | None, received_s: float, clock: Callable[[], float]
+    ) -> Generation:
+        """Rebuild the state of a request that passed `check`. Nothing is computed yet."""
+        decoder, kv = self._decoder_parts()
         return Generation(
             request,
             model_hash=self.description.model_hash,
-            decoder=self._decoder,
-            kv=self._kv,
+            decoder=decoder,
+            kv=kv,
             sampler=Sampler(
                 request.sampler,
-                vocab_size=vocab_size,
+                vocab_size=decoder.shape.vocab_size,
                 prompt=request.prompt,
                 emitted=request.emitted,
                 logprobs=request.logprobs,
             ),
-            grammar=self._grammar(request.grammar, vocab_size, request.emitted) if request.grammar else None,
+            grammar=grammar,
             received_s=received_s,
             clock=clock,
         )
+
+    def _decoder_parts(self) -> tuple[Decoder, KvMemory]:
+        if self._decoder is None or self._kv is None:
+            raise self._cannot("generate text")
+        return self._decoder, self._kv
 
     def open_embed(self, request: Embed, clock: Callable[[], float]) -> EncodeJob:
         if self._encoder is None:
@@ -93,14 +125,6 @@ class LoadedModel:
         if self._kv is not None:
             self._kv.close()
             self._kv = None
-
-    def _grammar(self, spec: GrammarSpec, vocab_size: int, emitted: Iterable[int]) -> Grammar:
-        # Built at the first constrained request: most models never see one, and it costs time and memory.
-        if self._grammar_tokenizer is None:
-            self._grammar_tokenizer = GrammarTokenizer(
-                self._tokenizer_text(), vocab_size, self.description.special.eos
-            )
-        return self._grammar_tokenizer.start(spec, emitted)
 
     def _tokenizer_text(self) -> str:
         name = self.description.tokenizer_file

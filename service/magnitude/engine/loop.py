@@ -13,7 +13,10 @@ import queue
 import time
 from collections import deque
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from typing import TYPE_CHECKING, TypeGuard
 
+from magnitude.engine.generation import never_started
 from magnitude.engine.loaded import Job, LoadedModel
 from magnitude.engine.process import give_back_memory
 from magnitude.engine.protocol import (
@@ -38,6 +41,9 @@ from magnitude.engine.protocol import (
 from magnitude.engine.stats import Progress, read_memory
 from magnitude.errors import EngineError, MagnitudeError, ModelNotFound, RequestError
 
+if TYPE_CHECKING:
+    from magnitude.engine.grammar import Grammar
+
 log = logging.getLogger(__name__)
 
 
@@ -56,8 +62,28 @@ class Arrived:
         self.at_s = at_s
 
 
-# A job that used more than this at a time leaves so much freed heap that giving it back is worth the milliseconds.
-_TRIM_ABOVE_BYTES = 32 * 1024 * 1024
+class GrammarBuilt:
+    """The grammar of a waiting generation is ready, or cannot be used."""
+
+    __slots__ = ("outcome", "request")
+
+    def __init__(self, request: Generate, outcome: Grammar | Exception) -> None:
+        self.request = request
+        self.outcome = outcome
+
+
+Event = Arrived | GrammarBuilt | Terminate
+
+# Once idle for so long: soon enough for the memory to be there when somebody else needs it, late enough not to
+# stand in the way of a client that sends one request after the other.
+_SETTLE_AFTER_S = 1.0
+# freed heap is given back to the kernel when the process has grown by more than this. A prefill of 128 tokens
+# through 135 million parameters leaves 17 MB; giving it back takes a few milliseconds.
+_TRIM_ABOVE_BYTES = 4 * 1024 * 1024
+
+
+def is_generate(message: ToEngine) -> TypeGuard[Generate]:
+    return isinstance(message, Generate)
 
 
 class EngineLoop:
@@ -74,15 +100,19 @@ class EngineLoop:
         self._clock = clock
         # SimpleQueue: its `put` is reentrant, so a signal handler may use it. Bounded by the service, which
         # limits its open requests.
-        self._events: queue.SimpleQueue[Arrived | Terminate] = queue.SimpleQueue()
+        self._events: queue.SimpleQueue[Event] = queue.SimpleQueue()
         self._models: dict[str, LoadedModel] = {}
         self._jobs: deque[Job] = deque()
+        # Generations whose grammar is being built, in a thread of its own: it may take a second, in which the
+        # others go on.
+        self._waiting: dict[int, Arrived] = {}
+        self._builder = ThreadPoolExecutor(max_workers=1, thread_name_prefix="engine-grammar")
         self._closed = False  # to new work, since `Drain`
         self._draining: list[int] = []  # `Drain`s that wait for their answer
         self._leave = False
-        self._idle_rss_bytes = 0
+        self._idle_anon_bytes = 0
 
-    def post(self, event: Arrived | Terminate) -> None:
+    def post(self, event: Event) -> None:
         self._events.put(event)
 
     def run(self) -> None:
@@ -90,29 +120,42 @@ class EngineLoop:
         while not self._leave:
             self._take_events()
             if self._jobs and not self._leave:
-                job = self._jobs.popleft()
-                self._step(job)
-                if not job.finished:
-                    self._jobs.append(job)
-                self._jobs_changed()
+                self._turn()
         for model in self._models.values():
             model.close()
 
+    def _turn(self) -> None:
+        """One graph run of the job that has waited longest."""
+        job = self._jobs.popleft()
+        self._step(job)
+        if not job.finished:
+            self._jobs.append(job)
+        self._jobs_changed()
+
     def _take_events(self) -> None:
         """Handle what has arrived; wait for something when there is nothing to compute."""
-        wait = not self._jobs
         while not self._leave:
             try:
-                event = self._events.get(block=wait)
+                self._handle(self._next_event())
             except queue.Empty:
                 return
-            wait = False
-            if isinstance(event, Terminate):
-                log.info("asked to leave by SIGTERM, %d requests open", len(self._jobs))
-                self._leave = True
-            else:
-                self._handle(event)
-                wait = not self._jobs
+
+    def _next_event(self) -> Event:
+        """The next event; raises `queue.Empty` when there is none and there is work to do."""
+        if self._jobs:
+            return self._events.get_nowait()
+        try:
+            return self._events.get(timeout=_SETTLE_AFTER_S)
+        except queue.Empty:
+            self._settle()
+        return self._events.get()
+
+    def _settle(self) -> None:
+        anon_bytes = read_memory().anon_bytes
+        if anon_bytes > self._idle_anon_bytes + _TRIM_ABOVE_BYTES:
+            give_back_memory()
+            anon_bytes = self._idle_anon_bytes = read_memory().anon_bytes
+        self._idle_anon_bytes = min(self._idle_anon_bytes, anon_bytes)
 
     def _step(self, job: Job) -> None:
         finished = False
@@ -120,9 +163,9 @@ class EngineLoop:
         try:
             messages = job.advance()
             finished = True
+        except MemoryError:
+            raise
         except Exception as error:
-            if isinstance(error, MemoryError):
-                raise
             job.finished = True
             messages = [self._failed(job.request_id, error)]
         finally:
@@ -138,12 +181,23 @@ class EngineLoop:
                 self._send(self._failed(job.request_id, error))
                 return
 
-    def _handle(self, event: Arrived) -> None:
+    def _handle(self, event: Event) -> None:
+        match event:
+            case Terminate():
+                log.info("asked to leave by SIGTERM, %d requests open", self._progress.open_requests)
+                self._leave = True
+            case GrammarBuilt():
+                self._grammar_built(event)
+            case Arrived():
+                self._handle_message(event)
+        self._jobs_changed()
+
+    def _handle_message(self, event: Arrived) -> None:
         message = event.message
         try:
             match message:
                 case Generate() | Embed() | InferTensors():
-                    self._open(message, event.at_s)
+                    self._open(message, event)
                 case CancelRequest():
                     self._cancel(message.target)
                 case LoadModel():
@@ -159,42 +213,74 @@ class EngineLoop:
                     self._leave = True
                 case Hello():
                     log.warning("a second Hello is ignored")
-        except OSError:
+        except (OSError, MemoryError):
             raise
         except Exception as error:
-            if isinstance(error, MemoryError):
-                raise
             self._send(self._failed(getattr(message, "request_id", 0), error))
         finally:
             if event.fd is not None:
                 os.close(event.fd)
-        self._jobs_changed()
 
-    def _open(self, message: Generate | Embed | InferTensors, received_s: float) -> None:
+    def _open(self, message: Generate | Embed | InferTensors, event: Arrived) -> None:
         if self._closed:
             raise EngineError("the engine takes nothing new", code="engine_draining", hint="Ask again in a moment")
-        if any(job.request_id == message.request_id for job in self._jobs):
-            raise RequestError(f"request {message.request_id} is already open", code="request_id_in_use")
+        request_id = message.request_id
+        if request_id in self._waiting or any(job.request_id == request_id for job in self._jobs):
+            raise RequestError(f"request {request_id} is already open", code="request_id_in_use")
         model = self._models.get(message.model)
         if model is None:
             raise ModelNotFound(
                 f"model {message.model} is not loaded", param="model", hint="See the list of models for what is"
             )
-        if not self._jobs:
-            self._idle_rss_bytes = read_memory().anon_bytes
-        job: Job
         match message:
             case Generate():
-                if any(job.slot == message.slot and job.model == message.model for job in self._jobs):
-                    raise EngineError(f"slot {message.slot} is in use", code="slot_in_use")
-                job = model.open_generation(message, received_s, self._clock)
+                model.check(message)
+                self._check_slot(message)
+                if message.grammar is None:
+                    self._jobs.append(model.open_generation(message, None, event.at_s, self._clock))
+                else:
+                    self._waiting[request_id] = event
+                    self._builder.submit(self._build_grammar, model, message)
             case Embed():
-                job = model.open_embed(message, self._clock)
+                self._jobs.append(model.open_embed(message, self._clock))
             case InferTensors():
-                job = model.open_tensors(message, self._clock)
-        self._jobs.append(job)
+                self._jobs.append(model.open_tensors(message, self._clock))
+
+    def _check_slot(self, request: Generate) -> None:
+        taken = {(job.model, job.slot) for job in self._jobs}
+        taken |= {(m.model, m.slot) for m in (event.message for event in self._waiting.values()) if is_generate(m)}
+        if (request.model, request.slot) in taken:
+            raise EngineError(f"slot {request.slot} is in use", code="slot_in_use")
+
+    def _build_grammar(self, model: LoadedModel, request: Generate) -> None:
+        """Runs in the builder's thread."""
+        try:
+            outcome: Grammar | Exception = model.build_grammar(request)
+        except Exception as error:
+            outcome = error
+        self.post(GrammarBuilt(request, outcome))
+
+    def _grammar_built(self, event: GrammarBuilt) -> None:
+        request = event.request
+        waiting = self._waiting.get(request.request_id)
+        if waiting is None or waiting.message is not request:
+            return  # cancelled, or its model unloaded, in the meantime
+        del self._waiting[request.request_id]
+        try:
+            if isinstance(event.outcome, Exception):
+                raise event.outcome
+            model = self._models[request.model]
+            self._jobs.append(model.open_generation(request, event.outcome, waiting.at_s, self._clock))
+        except MemoryError:
+            raise
+        except Exception as error:
+            self._send(self._failed(request.request_id, error))
 
     def _cancel(self, target: int) -> None:
+        waiting = self._waiting.pop(target, None)
+        if waiting is not None and is_generate(waiting.message):
+            self._send(never_started(waiting.message, self._clock() - waiting.at_s))
+            return
         for job in self._jobs:
             if job.request_id == target:
                 self._jobs.remove(job)
@@ -208,6 +294,7 @@ class EngineLoop:
         started_s = self._clock()
         model = LoadedModel(message, fd)
         self._models[name] = model
+        give_back_memory()  # loading leaves some megabytes of parsed graph behind
         load_s = self._clock() - started_s
         log.info("model %s loaded in %.2f s with %d threads", name, load_s, message.threads)
         self._send(
@@ -224,10 +311,14 @@ class EngineLoop:
         model = self._models.pop(message.model, None)
         if model is None:
             raise ModelNotFound(f"model {message.model} is not loaded", param="model")
+        error = EngineError(f"model {message.model} was unloaded", code="model_unloaded", hint="Ask again")
         for job in [job for job in self._jobs if job.model == message.model]:
             self._jobs.remove(job)
-            error = EngineError(f"model {message.model} was unloaded", code="model_unloaded", hint="Ask again")
             self._send(self._failed(job.request_id, error))
+        for request_id, event in list(self._waiting.items()):
+            if is_generate(event.message) and event.message.model == message.model:
+                del self._waiting[request_id]
+                self._send(self._failed(request_id, error))
         model.close()
         del model
         give_back_memory()
@@ -235,15 +326,11 @@ class EngineLoop:
 
     def _jobs_changed(self) -> None:
         """Keep the count that the heartbeat reports, and answer `Drain` when nothing is open."""
-        self._progress.open_requests = len(self._jobs)
-        if self._jobs:
-            return
-        if self._idle_rss_bytes and read_memory().anon_bytes > self._idle_rss_bytes + _TRIM_ABOVE_BYTES:
-            give_back_memory()
-        self._idle_rss_bytes = 0
-        for request_id in self._draining:
-            self._send(Drained(request_id=request_id))
-        self._draining.clear()
+        self._progress.open_requests = len(self._jobs) + len(self._waiting)
+        if self._progress.open_requests == 0:
+            for request_id in self._draining:
+                self._send(Drained(request_id=request_id))
+            self._draining.clear()
 
     def _stats(self, request_id: int) -> Stats:
         memory = read_memory()
@@ -251,7 +338,7 @@ class EngineLoop:
             request_id=request_id,
             rss_bytes=memory.rss_bytes,
             anon_bytes=memory.anon_bytes,
-            open_requests=len(self._jobs),
+            open_requests=len(self._jobs) + len(self._waiting),
             steps=self._progress.steps,
             models=tuple(self._models),
         )

@@ -35,16 +35,21 @@ def die_with_parent() -> None:
         libc.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
 
 
-def give_back_memory() -> None:
-    """Collect garbage and return freed heap pages to the kernel.
+def trim_heap() -> None:
+    """Return freed heap pages to the kernel.
 
     glibc keeps freed pages for itself; `malloc_trim` hands them back. Other C libraries have no such call and
     need none.
     """
-    gc.collect()
     libc = _libc()
     if libc is not None and hasattr(libc, "malloc_trim"):
         libc.malloc_trim(0)
+
+
+def give_back_memory() -> None:
+    """Collect garbage and trim the heap."""
+    gc.collect()
+    trim_heap()
 
 
 def close_stdin() -> None:

@@ -25,6 +25,11 @@ Ids = NDArray[np.int64]
 Mask = NDArray[np.bool_]
 
 _MASK64 = (1 << 64) - 1
+# Multipliers and key increments of Philox 4x64, from the paper.
+_PHILOX_M0, _PHILOX_M1 = 0xD2E7470EE14C6C93, 0xCA5A826395121157
+_PHILOX_W0, _PHILOX_W1 = 0x9E3779B97F4A7C15, 0xBB67AE8584CAA73B
+# Below this temperature the draw is greedy in all but name; the bound keeps the division finite.
+_MIN_TEMPERATURE = 1e-5
 # Entries a block of the two-level cumulative sum. A flat one over 49,152 entries took 590 us, this 20 us.
 _BLOCK = 256
 # Distances below the best logit at which to look for enough candidates before partitioning everything.
@@ -147,9 +152,26 @@ class Sampler:
 
 
 def uniform(seed: int, position: int) -> float:
-    """A number in [0, 1) that depends on `seed` and `position` alone."""
-    key = np.array([seed & _MASK64, position], np.uint64)
-    return float(np.random.Generator(np.random.Philox(key=key)).random())
+    """A number in [0, 1) that depends on `seed` and `position` (unsigned, 64 bit) alone.
+
+    The first output of Philox 4x64 with ten rounds (Salmon et al. 2011, "Parallel random numbers: as easy as
+    1, 2, 3") under the key (seed, position); equal to `numpy.random.Philox(key=[seed, position])`, whose
+    construction takes 15 us against 5 us here.
+    """
+    c0, c1, c2, c3 = 1, 0, 0, 0  # NumPy counts up before its first output
+    k0, k1 = seed & _MASK64, position & _MASK64
+    for _ in range(10):
+        product0 = _PHILOX_M0 * c0
+        product1 = _PHILOX_M1 * c2
+        c0, c1, c2, c3 = (
+            (product1 >> 64) ^ c1 ^ k0,
+            product1 & _MASK64,
+            (product0 >> 64) ^ c3 ^ k1,
+            product0 & _MASK64,
+        )
+        k0 = (k0 + _PHILOX_W0) & _MASK64
+        k1 = (k1 + _PHILOX_W1) & _MASK64
+    return float(c0 >> 11) / (1 << 53)
 
 
 def forbid(scores: F32, allowed: Mask) -> None:
@@ -183,7 +205,8 @@ class _History:
         return place
 
     def add(self, token: int) -> None:
-        self._counts[self._place_of(token)] += 1
+        place = self._place_of(token)  # first: it may replace the arrays
+        self._counts[place] += 1
 
     def penalise(self, scores: F32, settings: SamplerSettings) -> None:
         """Repetition penalty as in CTRL (Keskar et al. 2019) over prompt and output; presence and frequency
@@ -222,12 +245,11 @@ def best_ids(scores: F32, best: int, count: int) -> Ids:
 def _draw(scores: F32, best: int, settings: SamplerSettings, chance: float) -> int:
     """One id by temperature, top-k, min-p, top-p. `chance` is uniform in [0, 1)."""
     ids: Ids | None = None  # None: the whole vocabulary
-    if 0 < settings.top_k < len(scores):
+    in_order = 0 < settings.top_k < len(scores)
+    if in_order:
         ids = best_ids(scores, best, settings.top_k)
-    values = scores if ids is None else scores[ids]
-    with np.errstate(over="ignore"):  # a tiny temperature sends all but the best to minus infinity: wanted
-        weights = values - scores[best]
-        weights /= np.float32(max(settings.temperature, 1e-30))
+    weights = (scores if ids is None else scores[ids]) - scores[best]
+    weights /= np.float32(max(settings.temperature, _MIN_TEMPERATURE))
     if settings.min_p > 0:
         # p >= min_p * p_best, in logarithms.
         kept = np.flatnonzero(weights >= np.float32(math.log(settings.min_p)))
@@ -235,29 +257,31 @@ def _draw(scores: F32, best: int, settings: SamplerSettings, chance: float) -> i
         weights = weights[kept]
     np.exp(weights, out=weights)
     if settings.top_p < 1:
-        kept = _nucleus(weights, settings.top_p)
-        ids = kept if ids is None else ids[kept]
-        weights = weights[kept]
+        wanted = settings.top_p * float(weights.sum(dtype=np.float64))
+        if not in_order:
+            order = _heaviest(weights, wanted)
+            ids = order if ids is None else ids[order]
+            weights = weights[order]
+        running = np.cumsum(weights, dtype=np.float64)
+        count = int(np.searchsorted(running, wanted, side="left")) + 1
+        weights = weights[:count]
     index = _pick(weights, chance)
     return index if ids is None else int(ids[index])
 
 
-def _nucleus(weights: F32, top_p: float) -> Ids:
-    """Indices of the smallest set of the heaviest entries whose share reaches `top_p`, heaviest first.
+def _heaviest(weights: F32, wanted: float) -> Ids:
+    """Indices of the heaviest entries, heaviest first: enough of them to add up to `wanted`.
 
-    The heaviest weight is 1. Entries above a cut that together reach the share contain the set, so only those
-    are sorted.
+    The heaviest weight is 1. Entries above a cut that together reach the sum contain the set that is looked
+    for, so only those are sorted.
     """
-    wanted = top_p * float(weights.sum(dtype=np.float64))
     for cut in (0.05, 1e-2, 1e-3, 1e-5):
         found = np.flatnonzero(weights >= np.float32(cut))
         if float(weights[found].sum(dtype=np.float64)) >= wanted:
             break
     else:
         found = np.flatnonzero(weights > 0)
-    order = found[np.argsort(-weights[found], kind="stable")]
-    running = np.cumsum(weights[order], dtype=np.float64)
-    return order[: int(np.searchsorted(running, wanted, side="left")) + 1]
+    return found[np.argsort(-weights[found], kind="stable")]
 
 
 def _pick(weights: F32, chance: float) -> int:

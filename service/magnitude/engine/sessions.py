@@ -11,7 +11,9 @@ from magnitude.engine.load_errors import check_graph_file, explain
 from magnitude.engine.protocol import TensorInfo
 
 PROVIDERS = ("CPUExecutionProvider",)
-_ERRORS_ONLY = 3  # ONNX Runtime's severity scale: 0 verbose, 1 info, 2 warning, 3 error, 4 fatal
+# Severities are 0 verbose, 1 info, 2 warning, 3 error, 4 fatal. Errors reach us as exceptions as well, and in the
+# log they would be coloured texts of several lines.
+_FATAL_ONLY = 4
 
 # ONNX Runtime's names of element types, and NumPy's.
 DTYPES = {
@@ -31,9 +33,9 @@ DTYPES = {
 
 
 def prepare_runtime() -> None:
-    """Switch telemetry off and the log to errors, for the whole process."""
+    """Switch telemetry off and the log to what is fatal, for the whole process."""
     onnxruntime.disable_telemetry_events()
-    onnxruntime.set_default_logger_severity(_ERRORS_ONLY)
+    onnxruntime.set_default_logger_severity(_FATAL_ONLY)
 
 
 def session_options(threads: int) -> Any:
@@ -45,7 +47,7 @@ def session_options(threads: int) -> Any:
     options.intra_op_num_threads = threads
     options.inter_op_num_threads = 1
     options.execution_mode = onnxruntime.ExecutionMode.ORT_SEQUENTIAL
-    options.log_severity_level = _ERRORS_ONLY
+    options.log_severity_level = _FATAL_ONLY
     options.add_session_config_entry("session.intra_op.allow_spinning", "0")
     # The arena keeps the peak of the largest shape for ever, and memory patterns keep one plan a shape: with
     # prompts of every length both only grow.

@@ -91,7 +91,16 @@ class TensorJob:
         except MemoryError:
             raise
         except Exception as error:  # ONNX Runtime's exceptions have no common root
-            raise run_failed(error) from error
+            failure = run_failed(error)
+            if failure.code == "out_of_memory":
+                raise failure from error
+            # Types and known dimensions fit; what is left are values or free dimensions that do not.
+            raise RequestError(
+                failure.message,
+                code="inputs_do_not_fit",
+                param="inputs",
+                hint="Check that the inputs' free dimensions and values fit together",
+            ) from error
         run_s = self._clock() - started_s
         self.finished = True
         outputs = [to_tensor(name, array) for name, array in zip(self._outputs, arrays, strict=True)]
@@ -100,7 +109,7 @@ class TensorJob:
 
 def to_tensor(name: str, value: Any) -> Tensor:
     """An output as a message. Raises `EngineError` for what is no plain tensor of numbers."""
-    if not isinstance(value, np.ndarray) or value.dtype.name not in _KNOWN_DTYPES:
+    if not isinstance(value, np.ndarray | np.generic) or value.dtype.name not in _KNOWN_DTYPES:
         raise EngineError(
             f"output {name} is not a tensor of numbers",
             code="unsupported_output",

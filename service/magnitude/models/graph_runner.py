@@ -42,30 +42,30 @@ class DecoderRunner:
 
     def __init__(self, path: Path, shape: DecoderShape) -> None:
         self._session = open_session(path)
-        self._shape = shape
+        self.shape = shape
         self._inputs = {node.name for node in self._session.get_inputs()}
         dtype = _KV_DTYPES[shape.kv_type]
         empty = np.zeros((1, shape.kv_heads, 0, shape.head_dim), dtype)
         names = [p % layer for layer in range(shape.layers) for p in (shape.past_key, shape.past_value)]
-        self._past = {name: empty for name in names}
+        self._past = dict.fromkeys(names, empty)
 
     def _feed(self, ids: list[int]) -> dict[str, NDArray[Any]]:
-        feed: dict[str, NDArray[Any]] = {self._shape.input_ids: np.asarray([ids], np.int64), **self._past}
-        if self._shape.attention_mask in self._inputs:
-            feed[str(self._shape.attention_mask)] = np.ones((1, len(ids)), np.int64)
-        if self._shape.position_ids in self._inputs:
-            feed[str(self._shape.position_ids)] = np.arange(len(ids), dtype=np.int64)[None]
+        feed: dict[str, NDArray[Any]] = {self.shape.input_ids: np.asarray([ids], np.int64), **self._past}
+        if self.shape.attention_mask in self._inputs:
+            feed[str(self.shape.attention_mask)] = np.ones((1, len(ids)), np.int64)
+        if self.shape.position_ids in self._inputs:
+            feed[str(self.shape.position_ids)] = np.arange(len(ids), dtype=np.int64)[None]
         return feed
 
     def logits(self, ids: list[int]) -> NDArray[np.float32]:
         """`[positions, vocabulary]`: a row for each of `ids`, or the last one only, as the graph gives them."""
-        (rows,) = self._session.run([self._shape.logits], self._feed(ids))
+        (rows,) = self._session.run([self.shape.logits], self._feed(ids))
         result: NDArray[np.float32] = rows[0].astype(np.float32, copy=False)
         return result
 
     def key_value_peaks(self, ids: list[int]) -> NDArray[np.float32]:
         """`[layers, 2]`: the largest magnitude in each layer's K (after rotation) and V over `ids`."""
-        shape = self._shape
+        shape = self.shape
         names = [p % layer for layer in range(shape.layers) for p in (shape.present_key, shape.present_value)]
         tensors = self._session.run(names, self._feed(ids))
         peaks = np.array([np.abs(tensor).max() for tensor in tensors], np.float32)

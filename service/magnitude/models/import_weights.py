@@ -9,13 +9,13 @@ from pathlib import Path
 from typing import Any, Literal
 
 from magnitude.errors import ImportFailed
-from magnitude.models.build import BuildResult, StoredWeights, build_graph
-from magnitude.models.description import SpecialTokens
+from magnitude.models.build import BuildResult, build_graph
 from magnitude.models.genai_config import genai_config, write_genai_config
-from magnitude.models.golden import GOLDEN_FILE
+from magnitude.models.golden import write_golden
 from magnitude.models.graph import DATA_FILE, GRAPH_FILE
 from magnitude.models.import_job import ImportJob, Report, versions
 from magnitude.models.integrity import file_entry, files_sha256, model_hash
+from magnitude.models.linear import Bits
 from magnitude.models.manifest import SCHEMA_VERSION, Manifest, Quantisation, SourceEntry, TensorGroup
 from magnitude.models.source_kind import recognise
 from magnitude.models.sources import WeightSource, open_source
@@ -23,7 +23,8 @@ from magnitude.models.tokenizers.chat_template import TEMPLATE_FILE
 from magnitude.models.tokenizers.from_folder import tokenizer_from_folder
 from magnitude.models.tokenizers.from_gguf import tokenizer_from_gguf
 from magnitude.models.tokenizers.parts import TokenizerParts
-from magnitude.models.verify import Bits, verify_decoder, verify_encoder
+from magnitude.models.verify import Decision, DecoderCheck, record_decoder
+from magnitude.models.verify_encoder import EncoderDecision, decide_encoder, record_encoder
 from magnitude.persist import write_atomic
 
 CHECK_FOLDER = ".check"  # graphs for comparison; removed before the folder gets its name
@@ -50,26 +51,31 @@ def import_weights(job: ImportJob, staging: Path, report: Report) -> Manifest:
     check.mkdir()
     texts = golden_ids(parts)
     if kind == "decoder":
-        outcome = verify_decoder(
-            source, check, bits=bits, kv=job.kv, texts=texts, memory_bytes=job.memory_bytes, report=report
-        )
+        examined = DecoderCheck(source, check, bits=bits, kv=job.kv, texts=texts, report=report)
+        decision: Decision | EncoderDecision = examined.decide(memory_bytes=job.memory_bytes)
     else:
-        outcome = verify_encoder(source, check, bits=bits, texts=texts, report=report)
+        decision = decide_encoder(source, check, bits=bits, texts=texts, report=report)
     report(0.8, "writing the graph")
     built = build_graph(
         source,
         staging,
         bits=bits,
-        kv_type=outcome.kv_type,
-        accuracy_level=outcome.accuracy_level or 0,
-        kv_scales=outcome.kv_scales,
+        kv_type=decision.kv_type if isinstance(decision, Decision) else "float32",
+        accuracy_level=decision.accuracy_level or 0,
+        kv_scales=decision.kv_scales if isinstance(decision, Decision) else None,
     )
     shutil.rmtree(check)
     report(0.9, "recording the golden set")
     files = {name: file_entry(staging / name) for name in (GRAPH_FILE, DATA_FILE)}
     the_hash = model_hash(files, files)
-    golden = outcome.record(staging / GRAPH_FILE, built, the_hash)
-    write_atomic(staging / GOLDEN_FILE, golden)
+    graph = staging / GRAPH_FILE
+    if isinstance(decision, Decision):
+        assert built.decoder is not None
+        golden = record_decoder(graph, built.decoder, the_hash, decision.prompts)
+    else:
+        assert built.encoder is not None
+        golden = record_encoder(graph, built.encoder, the_hash, texts)
+    write_golden(staging, golden)
     report(0.95, "writing the tokenizer")
     template_file = write_tokenizer(staging, parts)
     if built.decoder is not None:
@@ -80,7 +86,6 @@ def import_weights(job: ImportJob, staging: Path, report: Report) -> Manifest:
     for name in sorted(p.name for p in staging.iterdir() if p.is_file()):
         if name not in files:
             files[name] = file_entry(staging / name)
-    quantised = bits != 16 or any("float" not in w.stored_format for w in built.weights)
     return Manifest(
         schema=SCHEMA_VERSION,
         name=job.name,
@@ -100,12 +105,12 @@ def import_weights(job: ImportJob, staging: Path, report: Report) -> Manifest:
         quantisation=Quantisation(
             bits=bits,
             groups=_groups(built),
-            accuracy_level=outcome.accuracy_level if quantised else None,
-            accuracy_reason=outcome.accuracy_reason if quantised else "",
+            accuracy_level=decision.accuracy_level,
+            accuracy_reason=decision.accuracy_reason,
             kv_type=built.decoder.kv_type if built.decoder else None,
-            kv_scales=outcome.kv_origin,
+            kv_scales=decision.kv_origin if isinstance(decision, Decision) else "",
         ),
-        verification=outcome.verification,
+        verification=decision.verification,
         notes=parts.notes,
         licence=str(source.metadata.get("licence") or ""),
         created_s=job.created_s,
@@ -176,9 +181,7 @@ def _groups(built: BuildResult) -> tuple[TensorGroup, ...]:
             source_format=source_format,
             stored_format=stored_format,
             lossless=lossless,
-            how=_how(
-                StoredWeights(tensors=(), source_format=source_format, stored_format=stored_format, lossless=lossless)
-            ),
+            how=_how(source_format, lossless),
         )
         for (source_format, stored_format, lossless), names in found.items()
     )
@@ -188,10 +191,7 @@ def _names(names: list[str]) -> str:
     return names[0] if len(names) == 1 else f"{len(names)} tensors, {names[0]} first"
 
 
-def _how(stored: StoredWeights) -> str:
-    if stored.lossless:
+def _how(source_format: str, lossless: bool) -> str:
+    if lossless:
         return "the same values"
-    return "quantised a second time" if "Q" in stored.source_format else "quantised"
-
-
-__all__ = ["CHECK_FOLDER", "SpecialTokens", "default_bits", "golden_ids", "import_weights", "write_tokenizer"]
+    return "quantised a second time" if "Q" in source_format else "quantised"

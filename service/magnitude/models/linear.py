@@ -5,6 +5,10 @@
 | blocks         | MatMulNBits                                                                                  |
 | blocks+minimum | MatMulNBits, and a float product of the activations' block sums added to it (`correction`)   |
 | float32        | MatMul                                                                                       |
+
+The correction takes 15 % of a decode step's processor time (SmolLM2-135M, AVX2, 256 positions), nearly all of it in
+the product itself. Block sums by AveragePool or by a product with an indicator matrix, and Gemm in place of MatMul and
+Add on a flattened stream, were within 3 % of the form used here.
 """
 
 from __future__ import annotations

@@ -115,7 +115,7 @@ def write_manifest(folder: Path, manifest: Manifest) -> None:
 
 
 def read_manifest(folder: Path) -> Manifest:
-    """Raises `ModelError` for a missing, damaged or newer manifest, and for file names that lead out of the folder."""
+    """Raises `ModelError` for a missing, damaged or newer manifest, and for names that lead out of the folder."""
     path = folder / MANIFEST_FILE
     data = read_capped(path, CONFIG_MAX_BYTES, what="manifest")
     again = "Import the model again (`magnitude rm NAME`, then `magnitude import SOURCE`)"

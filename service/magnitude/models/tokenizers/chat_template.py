@@ -42,7 +42,7 @@ def choose_template(value: object) -> tuple[str | None, str | None]:
         others = ", ".join(sorted(name for name in named if name != "default"))
         return _bounded(named["default"]), f"chat template 'default' taken; also there: {others}"
     raise ImportFailed(
-        f"the model has several chat templates and none called 'default' ({', '.join(sorted(named)) or 'none readable'})",
+        f"none of the model's chat templates is called 'default' ({', '.join(sorted(named)) or 'none readable'})",
         hint=f"Save the wanted one as {TEMPLATE_FILE} in the model's folder",
         param="chat_template",
     )

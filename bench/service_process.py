@@ -1,0 +1,142 @@
+"""The real service as a child process, in a home folder of its own."""
+
+from __future__ import annotations
+
+import contextlib
+import http.client
+import os
+import shutil
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import IO, Any
+
+import psutil
+import yaml
+
+from bench.contender import PROJECT
+
+# Loading two small models takes seconds; a board with a slow card gets the rest.
+READY_TIMEOUT_S = 180.0
+STOP_TIMEOUT_S = 15.0
+POLL_S = 0.02
+
+SERVE = (sys.executable, "-c", "from magnitude.cli.main import run; run()", "serve")
+
+
+class ServiceFailed(Exception):
+    """The service did not come up, or left on its own."""
+
+
+class ServiceProcess:
+    """A service that listens on loopback. `home` is its own and holds its log."""
+
+    def __init__(self, process: subprocess.Popen[bytes], port: int, home: Path) -> None:
+        self._process = process
+        self.port = port
+        self.home = home
+        self.pid = process.pid
+
+    @property
+    def alive(self) -> bool:
+        return self._process.poll() is None
+
+    def engine_pid(self) -> int | None:
+        """The engine's pid, or None while there is none."""
+        with contextlib.suppress(psutil.Error):
+            for child in psutil.Process(self.pid).children():
+                with contextlib.suppress(psutil.Error):
+                    if "magnitude.engine" in child.cmdline():
+                        return child.pid
+        return None
+
+    def status_of(self, path: str, timeout_s: float = 5.0) -> int | None:
+        """HTTP status of a GET, None without a connection."""
+        return status_of(self.port, path, timeout_s)
+
+    def wait_ready(self) -> None:
+        """Until `/readyz` says yes. Raises `ServiceFailed` with the end of the log."""
+        deadline = time.monotonic() + READY_TIMEOUT_S
+        while self.status_of("/readyz") != 200:
+            if not self.alive or time.monotonic() > deadline:
+                raise ServiceFailed(f"the service is not ready:\n{self.log_tail()}")
+            time.sleep(POLL_S)
+
+    def log_tail(self, lines: int = 30) -> str:
+        return "\n".join((self.home / "service.log").read_text("utf-8", "replace").splitlines()[-lines:])
+
+    def stop(self) -> None:
+        """SIGTERM, patience, SIGKILL."""
+        self._process.terminate()
+        try:
+            self._process.wait(STOP_TIMEOUT_S)
+        except subprocess.TimeoutExpired:
+            self._process.kill()
+            self._process.wait()
+
+
+def status_of(port: int, path: str, timeout_s: float = 5.0) -> int | None:
+    """HTTP status of a GET to a loopback port, None without a connection."""
+    connection = http.client.HTTPConnection("127.0.0.1", port, timeout=timeout_s)
+    try:
+        connection.request("GET", path)
+        return connection.getresponse().status
+    except (OSError, http.client.HTTPException):
+        return None
+    finally:
+        connection.close()
+
+
+def post(port: int, path: str, body: bytes, timeout_s: float = 300.0) -> tuple[int, bytes]:
+    """Status and body of a JSON POST to a loopback port. Raises `OSError` or `HTTPException`."""
+    connection = http.client.HTTPConnection("127.0.0.1", port, timeout=timeout_s)
+    try:
+        connection.request("POST", path, body, {"Content-Type": "application/json"})
+        response = connection.getresponse()
+        return response.status, response.read()
+    finally:
+        connection.close()
+
+
+def free_port() -> int:
+    """A port that was free a moment ago."""
+    with socket.socket() as sock:
+        sock.bind(("127.0.0.1", 0))
+        return int(sock.getsockname()[1])
+
+
+@contextlib.contextmanager
+def running_service(
+    models: Path, settings: Mapping[str, Mapping[str, Any]] | None = None, command: tuple[str, ...] = SERVE
+) -> Iterator[ServiceProcess]:
+    """A ready service over the models in `models`, stopped at the end. `settings` go into its configuration."""
+    home = Path(tempfile.mkdtemp(prefix="magnitude-bench-"))
+    port = free_port()
+    sections: dict[str, dict[str, Any]] = {name: dict(section) for name, section in (settings or {}).items()}
+    sections.setdefault("server", {})["listen"] = f"127.0.0.1:{port}"
+    sections.setdefault("models", {})["folder"] = str(models.absolute())
+    (home / "magnitude.yaml").write_text(yaml.safe_dump(sections))
+    try:
+        with (home / "service.log").open("wb") as log:
+            service = ServiceProcess(_spawn(command, home, log), port, home)
+        try:
+            service.wait_ready()
+            yield service
+        finally:
+            service.stop()
+    finally:
+        shutil.rmtree(home, ignore_errors=True)
+
+
+def _spawn(command: tuple[str, ...], home: Path, log: IO[bytes]) -> subprocess.Popen[bytes]:
+    environ = {
+        **os.environ,
+        "MAGNITUDE_HOME": str(home),
+        "PYTHONPATH": str(PROJECT / "service"),
+    }
+    environ.pop("MAGNITUDE_CONFIG", None)
+    return subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=log, stderr=log, env=environ)

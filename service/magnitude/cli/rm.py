@@ -1,0 +1,57 @@
+"""`magnitude rm`: remove a model folder."""
+
+from __future__ import annotations
+
+import shutil
+import tempfile
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from magnitude.cli.models_folder import ModelsFolderOption, models_folder
+from magnitude.cli.options import ConfigOption
+from magnitude.errors import ModelError
+
+
+def register(app: typer.Typer) -> None:
+    app.command("rm")(remove)
+
+
+def remove(
+    name: Annotated[str, typer.Argument(help="Name of the model.", show_default=False)],
+    yes: Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")] = False,
+    folder: ModelsFolderOption = None,
+    config: ConfigOption = None,
+) -> None:
+    """Remove a model from the models folder. A running service keeps what it has loaded."""
+    from magnitude.cli.numbers import size
+
+    target = removable(models_folder(folder, config), name)
+    if target.is_symlink():
+        if yes or typer.confirm(f"Remove the link {target} (what it points to stays)?"):
+            target.unlink()
+            typer.echo(f"removed {name}")
+        return
+    size_bytes = sum(path.lstat().st_size for path in target.rglob("*") if not path.is_dir())
+    if not yes and not typer.confirm(f"Remove {target} ({size(size_bytes)})?"):
+        return
+    # Renamed first: a removal that is cut short leaves a hidden leftover, not half a model under its name.
+    grave = Path(tempfile.mkdtemp(prefix=".removing-", dir=target.parent))
+    target.rename(grave / target.name)
+    shutil.rmtree(grave)
+    typer.echo(f"removed {name} ({size(size_bytes)})")
+
+
+def removable(place: Path, name: str) -> Path:
+    """The folder of the model `name` directly below `place`. Raises `ModelError` for anything else."""
+    target = place / name
+    if name in ("", ".", "..") or Path(name).name != name or name.startswith("."):
+        raise ModelError(
+            f"{name!r} is not the name of a model in {place}",
+            hint="Only models of the models folder are removed here; `magnitude list` shows their names",
+            param=name,
+        )
+    if not target.is_symlink() and not target.is_dir():
+        raise ModelError(f"there is no model {name!r} in {place}", hint="`magnitude list` shows them", param=name)
+    return target

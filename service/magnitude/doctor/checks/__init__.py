@@ -1,0 +1,1 @@
+"""One check a module: `def check(context: DoctorContext) -> Finding`."""

@@ -1,0 +1,144 @@
+"""A service that speaks the real protocol over a real socket and says what a test tells it to."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import threading
+import time
+from collections.abc import AsyncIterator, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import uvicorn
+from starlette.applications import Starlette
+from starlette.requests import Request
+from starlette.responses import JSONResponse, Response, StreamingResponse
+from starlette.routing import Route
+
+STATE = {
+    "version": "9.9.9",
+    "health": {
+        "live": True,
+        "ready": True,
+        "reasons": [],
+        "engine_pid": 4242,
+        "engine_restarts": 1,
+        "queue_depth": 2,
+        "running": 3,
+        "uptime_s": 3700.0,
+    },
+    "engine_phase": "up",
+    "engine_steps": 77,
+    "engine_rss_bytes": 217_000_000,
+    "service_rss_bytes": 60_000_000,
+    "models": [
+        {
+            "name": "tiny-chat",
+            "kind": "decoder",
+            "family": "llama",
+            "failure": "",
+            "weight_bytes": 131_000_000,
+            "threads": 2,
+            "slots": 4,
+            "context_tokens": 8192,
+            "kv_type": "int8",
+            "kv_resident_bytes": 1_500_000,
+            "kv_reserved_bytes": 94_000_000,
+        }
+    ],
+    "figures": {},
+}
+
+
+class FakeService:
+    """What it answers (`pieces`, `error`, `ready`), and what it was asked (`requests`)."""
+
+    def __init__(self) -> None:
+        self.ready = True
+        self.pieces: list[str] = ["Par", "is."]
+        self.finish = "stop"
+        self.error: tuple[int, dict[str, Any]] | None = None
+        self.longest_conversation: int | None = None
+        self.break_off = False
+        self.hang_after: int | None = None
+        self.hung_up = threading.Event()
+        self.requests: list[dict[str, Any]] = []
+        self.keys: list[str | None] = []
+        self.socket = ""
+
+    def app(self) -> Starlette:
+        return Starlette(
+            routes=[
+                Route("/healthz", lambda request: JSONResponse({"status": "ok"})),
+                Route("/readyz", self._readyz),
+                Route("/version", lambda request: JSONResponse({"version": "9.9.9"})),
+                Route("/v1/models", lambda request: JSONResponse({"data": [{"id": "tiny-chat"}]})),
+                Route("/v1/magnitude/state", self._state),
+                Route("/v1/chat/completions", self._chat, methods=["POST"]),
+            ]
+        )
+
+    def _readyz(self, request: Request) -> Response:
+        reasons = [] if self.ready else ["engine starting"]
+        return JSONResponse({"ready": self.ready, "reasons": reasons}, 200 if self.ready else 503)
+
+    def _state(self, request: Request) -> Response:
+        self.keys.append(request.headers.get("authorization"))
+        if self.error:
+            return JSONResponse(self.error[1], self.error[0])
+        health = {**STATE["health"], "ready": self.ready}  # type: ignore[dict-item]
+        return JSONResponse({**STATE, "health": health})
+
+    async def _chat(self, request: Request) -> Response:
+        body = await request.json()
+        self.requests.append(body)
+        if self.error:
+            return JSONResponse(self.error[1], self.error[0])
+        if self.longest_conversation is not None and len(body["messages"]) > self.longest_conversation:
+            said = {"message": "too long", "code": "context_length_exceeded", "type": "invalid_request_error"}
+            return JSONResponse({"error": said}, 400)
+        return StreamingResponse(self._stream(), media_type="text/event-stream")
+
+    async def _stream(self) -> AsyncIterator[str]:
+        try:
+            for number, piece in enumerate(self.pieces):
+                if number == self.hang_after:
+                    await asyncio.sleep(60)
+                yield event({"choices": [{"index": 0, "delta": {"content": piece}, "finish_reason": None}]})
+            if self.break_off:
+                return
+            yield event({"choices": [{"index": 0, "delta": {}, "finish_reason": self.finish}]})
+            usage = {
+                "prompt_tokens": 40,
+                "completion_tokens": len(self.pieces),
+                "total_tokens": 40 + len(self.pieces),
+            }
+            yield event({"choices": [], "usage": usage})
+            yield "data: [DONE]\n\n"
+        except asyncio.CancelledError:
+            self.hung_up.set()
+            raise
+
+
+def event(data: object) -> str:
+    return f"data: {json.dumps(data)}\n\n"
+
+
+@contextmanager
+def running(service: FakeService, folder: Path) -> Iterator[FakeService]:
+    """Serve on a unix socket in `folder` until the block ends."""
+    service.socket = str(folder / "fake.sock")
+    server = uvicorn.Server(
+        uvicorn.Config(service.app(), uds=service.socket, log_config=None, timeout_graceful_shutdown=1)
+    )
+    thread = threading.Thread(target=server.run, daemon=True)
+    thread.start()
+    while not server.started and thread.is_alive():
+        time.sleep(0.01)
+    try:
+        yield service
+    finally:
+        server.should_exit = True
+        thread.join(10)

@@ -1,0 +1,534 @@
+"""A real process on a real socketpair: how it starts, ends, breathes, and what it does about bad requests."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import textwrap
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import msgspec
+import numpy as np
+import pytest
+from engine_driver import PATIENCE_S, EngineDriver, KvFile
+from tiny_decoder import VOCAB, write_decoder, write_encoder, write_matmul, write_tensors
+
+from magnitude.engine.protocol import (
+    PROTOCOL_VERSION,
+    CancelRequest,
+    Done,
+    Drain,
+    Drained,
+    Embed,
+    Failed,
+    Finished,
+    GrammarSpec,
+    InferTensors,
+    Loaded,
+    PrefillProgress,
+    SamplerSettings,
+    Tensor,
+    TensorsOut,
+    Tokens,
+    UnloadModel,
+    Vectors,
+)
+from magnitude.engine.stats import parse_status
+from magnitude.models.description import ModelDescription
+
+NewKv = Callable[..., KvFile]
+
+
+def test_it_says_hello_with_its_versions_and_leaves_on_shutdown(engine: EngineDriver):
+    assert engine.hello is not None
+    assert engine.hello.protocol_version == PROTOCOL_VERSION
+    assert engine.hello.pid == engine.process.pid
+    assert engine.hello.ort_version
+    assert engine.hello.providers == ("CPUExecutionProvider",)
+    assert engine.shut_down() == 0
+
+
+def test_another_protocol_version_ends_it_with_78_and_one_line():
+    with EngineDriver(protocol_version=PROTOCOL_VERSION + 1) as engine:
+        text = engine.log_text()
+        assert engine.process.returncode == 78
+        assert len(text.splitlines()) == 1
+        assert f"version {PROTOCOL_VERSION + 1}" in text
+
+
+def test_a_broken_stream_ends_it(engine: EngineDriver):
+    engine.sock.sendall(b"\xff\xff\xff\xff not a frame")
+    assert engine.process.wait(PATIENCE_S) == 76
+
+
+def test_a_descriptor_that_is_no_socket_is_an_error_in_one_line():
+    run = subprocess.run(
+        [sys.executable, "-m", "magnitude.engine", "--fd", "0"],
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        text=True,
+        timeout=PATIENCE_S,
+    )
+    assert run.returncode == 76
+    assert len(run.stderr.splitlines()) == 1
+
+
+def test_it_leaves_at_once_when_the_service_closes_the_socket(tiny_engine: EngineDriver):
+    tiny_engine.start([1, 2, 3], max_new_tokens=90)
+    tiny_engine.sock.close()
+    assert tiny_engine.process.wait(PATIENCE_S) == 0
+
+
+def test_it_does_not_outlive_a_parent_that_is_killed():
+    # The parent hands the other end to its own child too, so that the socket stays open after its death.
+    parent = textwrap.dedent("""
+        import socket, subprocess, sys, time
+        ours, theirs = socket.socketpair()
+        keeper = subprocess.Popen(["sleep", "60"], pass_fds=[ours.fileno()], stdout=subprocess.DEVNULL)
+        command = [sys.executable, "-m", "magnitude.engine", "--fd", str(theirs.fileno())]
+        engine = subprocess.Popen(command, pass_fds=[theirs.fileno()], stdout=subprocess.DEVNULL)
+        ours.recv(1)
+        print(engine.pid, keeper.pid, flush=True)
+        time.sleep(60)
+    """)
+    process = subprocess.Popen([sys.executable, "-c", parent], stdout=subprocess.PIPE, text=True)
+    assert process.stdout is not None
+    engine_pid, keeper_pid = map(int, process.stdout.readline().split())
+    process.kill()
+    process.wait()
+    process.stdout.close()
+    try:
+        deadline = time.monotonic() + PATIENCE_S
+        while _alive(engine_pid):
+            assert time.monotonic() < deadline
+            time.sleep(0.02)
+    finally:
+        os.kill(keeper_pid, signal.SIGKILL)
+
+
+def _alive(pid: int) -> bool:
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[0] != "Z"
+    except (FileNotFoundError, ProcessLookupError):
+        return False
+
+
+def test_ctrl_c_does_not_reach_it_and_sigterm_ends_it_cleanly(tiny_engine: EngineDriver):
+    tiny_engine.process.send_signal(signal.SIGINT)
+    ids, end = tiny_engine.generate([1, 2, 3])
+    assert isinstance(end, Finished)
+    assert len(ids) == 8
+    tiny_engine.process.send_signal(signal.SIGTERM)
+    assert tiny_engine.process.wait(PATIENCE_S) == 0
+
+
+def test_sigterm_is_heeded_in_the_middle_of_a_generation(tiny: ModelDescription, new_kv: NewKv):
+    with EngineDriver() as engine:
+        engine.load(tiny, new_kv(tiny))
+        request_id = engine.start([1, 2, 3], max_new_tokens=90)
+        engine.wait(Tokens, request_id)
+        engine.process.send_signal(signal.SIGTERM)
+        assert engine.process.wait(PATIENCE_S) == 0
+
+
+def test_heartbeats_come_while_it_is_idle_and_count_the_steps(tiny_engine: EngineDriver):
+    tiny_engine.generate([1, 2, 3])
+    tiny_engine.heartbeats.clear()
+    while len(tiny_engine.heartbeats) < 2:
+        tiny_engine.stats()
+        time.sleep(0.05)
+    beat = tiny_engine.heartbeats[-1]
+    assert beat.steps == tiny_engine.stats().steps >= 8
+    assert beat.open_requests == 0
+    assert beat.busy_s == 0
+    assert beat.rss_bytes > 10_000_000
+
+
+def test_a_generation_streams_its_tokens_and_finishes_once(tiny_engine: EngineDriver):
+    request_id = tiny_engine.start(list(range(20)), prefill_chunk=8, max_new_tokens=5)
+    stats_id = None
+    seen = []
+    while stats_id is None or not isinstance(seen[-1], Drained):
+        seen.append(tiny_engine.next())
+        if isinstance(seen[-1], Finished) and stats_id is None:
+            stats_id = tiny_engine.new_id()
+            tiny_engine.send(Drain(request_id=stats_id))
+    prefill = [m.done_tokens for m in seen if isinstance(m, PrefillProgress)]
+    assert prefill == [8, 16, 20]
+    assert sum(len(m.ids) for m in seen if isinstance(m, Tokens)) == 5
+    ends = [m for m in seen if isinstance(m, (Finished, Failed))]
+    assert len(ends) == 1
+    assert (ends[0].reason, ends[0].prompt_tokens, ends[0].new_tokens) == ("length", 20, 5)
+    assert all(m.request_id == request_id for m in seen[:-1])
+
+
+def test_a_generation_ends_with_its_stop_id_delivered(tiny_engine: EngineDriver):
+    ids, _ = tiny_engine.generate([1, 2, 3], max_new_tokens=20, sampler=SamplerSettings(temperature=1.0, seed=5))
+    stop = ids[6]
+    first = ids.index(stop)
+    shorter, end = tiny_engine.generate(
+        [1, 2, 3], max_new_tokens=20, sampler=SamplerSettings(temperature=1.0, seed=5), stop_ids=(stop,)
+    )
+    assert shorter == ids[: first + 1]
+    assert isinstance(end, Finished)
+    assert end.reason == "stop"
+
+
+def test_a_generation_ends_where_its_slot_ends(tiny_engine: EngineDriver):
+    ids, end = tiny_engine.generate(list(range(90)), max_new_tokens=1000)
+    assert len(ids) == 6  # the slot has 96 positions
+    assert isinstance(end, Finished)
+    assert end.reason == "length"
+
+
+def test_logprobs_come_with_each_token_where_asked_for(tiny_engine: EngineDriver):
+    request_id = tiny_engine.start([1, 2, 3], logprobs=3, max_new_tokens=2)
+    tokens = tiny_engine.wait(Tokens, request_id)
+    (logprob,) = tokens.logprobs
+    assert len(logprob.top) == 3
+    assert logprob.top[0] == (tokens.ids[0], logprob.logprob)
+
+
+def test_constrained_output_matches_its_grammar_and_stops_when_complete(tiny_engine: EngineDriver):
+    ids, end = tiny_engine.generate([1, 2], grammar=GrammarSpec(kind="regex", text="[a-c]{4}"), max_new_tokens=50)
+    assert len(ids) == 4
+    assert isinstance(end, Finished)
+    assert end.reason == "stop"
+
+
+@pytest.mark.parametrize(
+    ("fields", "code"),
+    [
+        ({"model": "nobody"}, "model_not_found"),
+        ({"slot": 2}, "invalid_request"),
+        ({"slot": -1}, "invalid_request"),
+        ({"prompt": []}, "invalid_request"),
+        ({"prompt": [VOCAB]}, "invalid_request"),
+        ({"prompt": [-1]}, "invalid_request"),
+        ({"emitted": [VOCAB]}, "invalid_request"),
+        ({"prompt": [1] * 96}, "context_length_exceeded"),
+        ({"prefill_chunk": 0}, "invalid_request"),
+        ({"sampler": SamplerSettings(temperature=-1)}, "invalid_request"),
+        ({"grammar": GrammarSpec(kind="regex", text="[a-")}, "invalid_grammar"),
+        ({"grammar": GrammarSpec(kind="json_schema", text="nope")}, "invalid_grammar"),
+    ],
+)
+def test_a_request_at_fault_fails_once_and_the_engine_serves_on(
+    tiny_engine: EngineDriver, fields: dict[str, object], code: str
+):
+    prompt = fields.pop("prompt", [1, 2, 3])
+    _, end = tiny_engine.generate(prompt, **fields)  # type: ignore[arg-type]
+    assert isinstance(end, Failed)
+    assert end.code == code
+    ids, end = tiny_engine.generate([1, 2, 3])
+    assert len(ids) == 8
+
+
+def test_a_model_that_computes_no_numbers_fails_the_request_and_sends_no_token(
+    engine: EngineDriver, folder: Path, new_kv: NewKv
+):
+    model = write_decoder(folder, poison=float("nan"))
+    engine.load(model, new_kv(model))
+    for temperature in (0.0, 0.8):
+        ids, end = engine.generate([1, 2], sampler=SamplerSettings(temperature=temperature))
+        assert ids == []
+        assert isinstance(end, Failed)
+        assert end.code == "bad_logits"
+    assert engine.stats().open_requests == 0
+
+
+def test_open_generations_take_turns(tiny_engine: EngineDriver):
+    first = tiny_engine.start([1, 2, 3], slot=0, max_new_tokens=90)
+    second = tiny_engine.start([4, 5, 6], slot=1, max_new_tokens=90)
+    order = []
+    while len(order) < 120:
+        message = tiny_engine.next()
+        if isinstance(message, Tokens):
+            order.append(message.request_id)
+    later = order[order.index(second) :]
+    assert first in later
+    assert all(later[i] != later[i + 1] for i in range(20))
+
+
+def test_a_turn_with_others_gives_the_same_text_as_alone(tiny_engine: EngineDriver):
+    alone, _ = tiny_engine.generate([4, 5, 6], slot=1, max_new_tokens=30)
+    other = tiny_engine.start([1, 2, 3], slot=0, max_new_tokens=30)
+    together, _ = tiny_engine.generate([4, 5, 6], slot=1, max_new_tokens=30)
+    assert together == alone
+    assert other
+
+
+def test_a_slot_in_use_is_not_given_away(tiny_engine: EngineDriver):
+    first = tiny_engine.start([1, 2, 3], max_new_tokens=90)
+    tiny_engine.wait(Tokens, first)
+    second = tiny_engine.start([1, 2, 3])
+    failed = None
+    while failed is None:
+        message = tiny_engine.next()
+        failed = message if isinstance(message, Failed) else None
+    assert (failed.request_id, failed.code) == (second, "slot_in_use")
+
+
+def test_a_cancelled_generation_ends_once_and_frees_its_slot(tiny_engine: EngineDriver):
+    request_id = tiny_engine.start([1, 2, 3], max_new_tokens=90)
+    tiny_engine.wait(Tokens, request_id)
+    tiny_engine.send(CancelRequest(target=request_id))
+    tiny_engine.send(CancelRequest(target=request_id))
+    assert tiny_engine.wait(Finished, request_id).reason == "cancelled"
+    tiny_engine.send(CancelRequest(target=request_id))
+    tiny_engine.send(CancelRequest(target=12345))
+    ids, end = tiny_engine.generate([1, 2, 3])
+    assert len(ids) == 8
+    assert isinstance(end, Finished)
+
+
+def test_a_prompt_is_cancelled_between_two_chunks(tiny_engine: EngineDriver):
+    request_id = tiny_engine.start(list(range(95)), prefill_chunk=1)
+    tiny_engine.send(CancelRequest(target=request_id))
+    ids, end = tiny_engine.collect(request_id)
+    assert ids == []
+    assert isinstance(end, Finished)
+    assert end.reason == "cancelled"
+
+
+def test_draining_finishes_what_is_open_and_takes_nothing_new(tiny_engine: EngineDriver):
+    request_id = tiny_engine.start([1, 2, 3], max_new_tokens=40)
+    drain_id = tiny_engine.new_id()
+    tiny_engine.send(Drain(request_id=drain_id))
+    late = tiny_engine.start([1, 2, 3], slot=1)
+    seen = []
+    while not isinstance(seen[-1] if seen else None, Drained):
+        seen.append(tiny_engine.next())
+    assert [m.code for m in seen if isinstance(m, Failed) and m.request_id == late] == ["engine_draining"]
+    (end,) = [m for m in seen if isinstance(m, Finished)]
+    assert (end.request_id, end.new_tokens) == (request_id, 40)
+    assert tiny_engine.shut_down() == 0
+
+
+def test_a_model_that_does_not_load_fails_with_the_cause_and_the_engine_serves_on(
+    engine: EngineDriver, tiny: ModelDescription, new_kv: NewKv, folder: Path
+):
+    broken = write_decoder(folder)
+    (folder / "model.onnx").write_bytes(b"")
+    kv = new_kv(tiny)
+    request_id = engine.send_load(broken, kv)
+    failed = engine.next()
+    assert isinstance(failed, Failed)
+    assert (failed.request_id, failed.code, failed.permanent) == (request_id, "model_file_torn", True)
+    without_memory = engine.send_load(tiny)
+    failed = engine.next()
+    assert isinstance(failed, Failed)
+    assert failed.request_id == without_memory
+    engine.load(tiny, kv)
+    again = engine.send_load(tiny, kv)
+    failed = engine.next()
+    assert isinstance(failed, Failed)
+    assert (failed.request_id, failed.code) == (again, "model_already_loaded")
+    assert len(engine.generate([1, 2, 3])[0]) == 8
+
+
+def test_loading_says_what_the_graph_takes_and_gives(engine: EngineDriver, folder: Path):
+    loaded = engine.load(write_tensors(folder))
+    assert [(i.name, i.dtype, i.shape) for i in loaded.inputs] == [("x", "float32", (-1, 4))]
+    assert [(o.name, o.dtype, o.shape) for o in loaded.outputs] == [
+        ("y", "float32", (-1, 4)),
+        ("count", "int64", (1,)),
+    ]
+
+
+def infer(engine: EngineDriver, rows: np.ndarray, outputs: list[str] | None = None) -> TensorsOut | Failed:
+    request_id = engine.new_id()
+    tensor = Tensor(name="x", dtype=rows.dtype.name, shape=rows.shape, data=rows.tobytes())
+    engine.send(InferTensors(request_id=request_id, model="double", inputs=[tensor], outputs=outputs or []))
+    message = engine.next()
+    assert isinstance(message, (TensorsOut, Failed))
+    assert message.request_id == request_id
+    return message
+
+
+def test_plain_tensors_go_in_and_out(engine: EngineDriver, folder: Path):
+    engine.load(write_tensors(folder))
+    rows = np.arange(12, dtype=np.float32).reshape(3, 4)
+    answer = infer(engine, rows)
+    assert isinstance(answer, TensorsOut)
+    assert [o.name for o in answer.outputs] == ["y", "count"]
+    assert np.array_equal(np.frombuffer(answer.outputs[0].data, "<f4").reshape(3, 4), rows * 2)
+    only = infer(engine, rows, ["count"])
+    assert isinstance(only, TensorsOut)
+    assert np.frombuffer(only.outputs[0].data, "<i8").tolist() == [3]
+    for bad in (
+        infer(engine, rows.astype(np.float64)),
+        infer(engine, rows[:, :3].copy()),
+        infer(engine, rows, ["z"]),
+    ):
+        assert isinstance(bad, Failed)
+        assert bad.code == "invalid_request"
+
+
+def test_an_embedding_of_many_texts_lets_a_generation_go_on_in_between(tiny_engine: EngineDriver, folder: Path):
+    tiny_engine.load(write_encoder(folder))
+    generation = tiny_engine.start([1, 2, 3], max_new_tokens=90)
+    embed_id = tiny_engine.new_id()
+    inputs = [[(i * 7 + j) % 250 for j in range(64)] for i in range(300)]
+    tiny_engine.send(Embed(request_id=embed_id, model="tiny-encoder", inputs=inputs))
+    kinds = []
+    while "vectors" not in kinds:
+        message = tiny_engine.next()
+        if isinstance(message, Vectors):
+            assert (message.count, message.width, len(message.data)) == (300, 8, 300 * 8 * 4)
+            kinds.append("vectors")
+        elif isinstance(message, Tokens):
+            assert message.request_id == generation
+            kinds.append("token")
+    assert kinds.count("token") >= 30  # 300 texts of 64 tokens are 38 runs, with a step between each two
+
+
+def test_requests_of_the_wrong_kind_are_refused(tiny_engine: EngineDriver, folder: Path):
+    request_id = tiny_engine.new_id()
+    tiny_engine.send(Embed(request_id=request_id, model="tiny", inputs=[[1]]))
+    message = tiny_engine.next()
+    assert isinstance(message, Failed)
+    assert message.code == "wrong_model_kind"
+
+
+def test_unloading_ends_what_is_open_and_the_name_is_free_again(
+    tiny_engine: EngineDriver, tiny: ModelDescription, new_kv: NewKv
+):
+    request_id = tiny_engine.start([1, 2, 3], max_new_tokens=90)
+    tiny_engine.wait(Tokens, request_id)
+    unload = tiny_engine.new_id()
+    tiny_engine.send(UnloadModel(request_id=unload, model="tiny"))
+    _, end = tiny_engine.collect(request_id)
+    assert isinstance(end, Failed)
+    assert end.code == "model_unloaded"
+    assert tiny_engine.wait(Done, unload)
+    assert tiny_engine.stats().models == ()
+    tiny_engine.load(tiny, new_kv(tiny))
+    assert len(tiny_engine.generate([1, 2, 3])[0]) == 8
+
+
+def open_files(engine: EngineDriver) -> int:
+    return len(list(Path(f"/proc/{engine.process.pid}/fd").iterdir()))
+
+
+def test_loading_and_unloading_many_times_does_not_climb(engine: EngineDriver, tiny: ModelDescription, new_kv: NewKv):
+    kv = new_kv(tiny)
+
+    def cycle() -> None:
+        engine.load(tiny, kv)
+        engine.generate([1, 2, 3], max_new_tokens=4, grammar=GrammarSpec(kind="regex", text="[a-z]*"))
+        unload = engine.new_id()
+        engine.send(UnloadModel(request_id=unload, model="tiny"))
+        engine.wait(Done, unload)
+
+    for _ in range(3):
+        cycle()
+    anon_before, files_before = engine.stats().anon_bytes, open_files(engine)
+    for _ in range(20):
+        cycle()
+    assert open_files(engine) == files_before
+    # A leak of one model (weights, KV mapping or tokenizer: 100 KB at least) a cycle would be 2 MB and more.
+    assert engine.stats().anon_bytes - anon_before < 2_000_000
+
+
+def test_memory_is_flat_over_prompts_of_every_length(engine: EngineDriver, folder: Path, new_kv: NewKv):
+    model = write_decoder(folder)
+    engine.load(model, new_kv(model, max_len=256))
+
+    def all_lengths() -> None:
+        for length in range(1, 250, 6):
+            engine.generate([length % 200] * length, max_new_tokens=2, prefill_chunk=250)
+
+    all_lengths()
+    before = engine.stats().anon_bytes
+    for _ in range(3):
+        all_lengths()
+    assert engine.stats().anon_bytes - before < 2_000_000
+
+
+def test_a_second_hello_or_a_message_for_nobody_does_no_harm(tiny_engine: EngineDriver):
+    assert tiny_engine.hello is not None
+    tiny_engine.send(msgspec.structs.replace(tiny_engine.hello, pid=1))
+    tiny_engine.send(UnloadModel(request_id=tiny_engine.new_id(), model="nobody"))
+    message = tiny_engine.next()
+    assert isinstance(message, Failed)
+    assert message.code == "model_not_found"
+
+
+def test_a_frame_that_arrives_in_pieces_still_finds_its_descriptor(
+    engine: EngineDriver, tiny: ModelDescription, new_kv: NewKv
+):
+    from magnitude.engine.protocol import GetStats, LoadModel
+    from magnitude.engine.wire import encode_frame
+
+    kv = new_kv(tiny)
+    load = encode_frame(LoadModel(request_id=1, model=tiny, threads=1, kv=kv.layout))
+    before = encode_frame(GetStats(request_id=2))
+    engine.sock.sendall(before[:3])
+    engine.sock.sendall(before[3:])
+    socket.send_fds(engine.sock, [load[:5]], [kv.fd])
+    for at in range(5, len(load), 100):
+        engine.sock.sendall(load[at : at + 100])
+    assert engine.wait(Loaded, 1)
+
+
+def slow_grammar(size: int = 3000) -> GrammarSpec:
+    """A grammar that takes a noticeable time to refuse."""
+    choices = [{"type": "object", "properties": {f"k{i}": {}}, "required": [f"k{i}"]} for i in range(size)]
+    return GrammarSpec(kind="json_schema", text=json.dumps({"anyOf": choices}))
+
+
+def test_a_generation_goes_on_while_the_grammar_of_another_is_built(tiny_engine: EngineDriver):
+    first = tiny_engine.start([1, 2, 3], slot=0, max_new_tokens=90)
+    second = tiny_engine.start([1, 2, 3], slot=1, grammar=slow_grammar())
+    ids, end = tiny_engine.collect(first)  # messages of the second would be dropped: it must come later
+    assert len(ids) == 90
+    assert isinstance(end, Finished)
+    _, end = tiny_engine.collect(second)
+    assert isinstance(end, Failed)
+    assert end.code == "invalid_grammar"
+
+
+def test_a_generation_is_cancelled_while_its_grammar_is_built_and_its_slot_is_free(tiny_engine: EngineDriver):
+    request_id = tiny_engine.start([1, 2, 3], grammar=slow_grammar())
+    twin = tiny_engine.start([1, 2, 3])
+    tiny_engine.send(CancelRequest(target=request_id))
+    failed = tiny_engine.next()
+    assert isinstance(failed, Failed)
+    assert (failed.request_id, failed.code) == (twin, "slot_in_use")
+    assert tiny_engine.wait(Finished, request_id).reason == "cancelled"
+    ids, _ = tiny_engine.generate([1, 2, 3])
+    assert len(ids) == 8
+
+
+def anon_bytes(engine: EngineDriver) -> int:
+    return parse_status(Path(f"/proc/{engine.process.pid}/status").read_text()).anon_bytes
+
+
+def test_memory_comes_back_after_one_large_run(engine: EngineDriver, folder: Path):
+    width = 512
+    engine.load(write_matmul(folder, width))
+
+    def run(rows: int) -> None:
+        x = np.ones((rows, width), np.float32)
+        request_id = engine.new_id()
+        tensor = Tensor(name="x", dtype="float32", shape=x.shape, data=x.tobytes())
+        engine.send(InferTensors(request_id=request_id, model="matmul", inputs=[tensor]))
+        engine.wait(TensorsOut, request_id)
+
+    for _ in range(3):
+        run(1)
+    before = anon_bytes(engine)
+    run(20_000)  # 41 MB in, 41 MB out
+    for _ in range(20):
+        run(1)
+    deadline = time.monotonic() + PATIENCE_S
+    while anon_bytes(engine) > before + 8_000_000:
+        assert time.monotonic() < deadline, "an idle engine keeps the memory of its largest run"
+        time.sleep(0.1)

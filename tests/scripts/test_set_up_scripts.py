@@ -1,0 +1,162 @@
+"""The start-up scripts on machines that lack something: Python is a small fake on an otherwise empty PATH."""
+
+from __future__ import annotations
+
+import shutil
+import subprocess
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+SCRIPTS = Path(__file__).resolve().parent.parent.parent / "scripts"
+TOOLS = ("bash", "cat", "dirname", "mktemp", "rm", "sed", "sha256sum", "tail", "tee", "uname", "wc")
+
+# Answers the three questions the scripts ask a Python, then records what else it is asked.
+PYTHON = """#!/bin/bash
+case "$*" in
+  *version_info*) exit {old} ;;
+  *ensurepip*) exit {bare} ;;
+  --version) echo "Python 3.9.2" ;;
+  *) echo "$0 $*" >>"{log}"; exit 1 ;;
+esac
+"""
+
+
+@pytest.fixture
+def machine() -> Iterator[Path]:
+    """A folder to use as the whole PATH: the usual tools and no Python. Its own path is short, for sockets."""
+    with tempfile.TemporaryDirectory(prefix="m") as short:
+        folder = Path(short) / "bin"
+        folder.mkdir()
+        fill(folder)
+        yield folder
+
+
+def fill(folder: Path) -> None:
+    for tool in TOOLS:
+        found = shutil.which(tool)
+        assert found is not None
+        (folder / tool).symlink_to(found)
+
+
+def add_python(machine: Path, name: str, *, old: bool = False, bare: bool = False) -> None:
+    path = machine / name
+    path.write_text(PYTHON.format(old=int(old), bare=int(bare), log=machine.parent / "asked"))
+    path.chmod(0o755)
+
+
+def add_uname(machine: Path, system: str, architecture: str) -> None:
+    (machine / "uname").unlink()
+    (machine / "uname").write_text(f'#!/bin/bash\n[ "$1" = -m ] && echo {architecture} || echo {system}\n')
+    (machine / "uname").chmod(0o755)
+
+
+def start(machine: Path, script: str = "run", *arguments: str, **environ: str) -> subprocess.CompletedProcess[str]:
+    given = {"PATH": str(machine), "MAGNITUDE_VENV": str(machine.parent / "venv"), **environ}
+    given.setdefault("MAGNITUDE_HOME", str(machine.parent / "home"))
+    return subprocess.run(
+        ["bash", str(SCRIPTS / script), *arguments],
+        capture_output=True,
+        text=True,
+        check=False,
+        env=given,
+        cwd="/",
+        executable=shutil.which("bash"),
+    )
+
+
+@pytest.mark.parametrize("script", ["run", "test"])
+def test_without_python_the_package_to_install_is_named(machine: Path, script: str) -> None:
+    result = start(machine, script)
+    assert result.returncode == 1
+    assert "no Python was found" in result.stderr
+    assert "sudo apt install python3 python3-venv" in result.stderr
+
+
+def test_a_python_that_is_too_old_is_named_with_its_version(machine: Path) -> None:
+    add_python(machine, "python3", old=True)
+    result = start(machine)
+    assert result.returncode == 1
+    assert "Python 3.9.2 is too old" in result.stderr
+
+
+def test_a_missing_venv_module_is_named_with_its_package(machine: Path) -> None:
+    add_python(machine, "python3", bare=True)
+    result = start(machine)
+    assert result.returncode == 1
+    assert "sudo apt install python3-venv" in result.stderr
+
+
+def test_a_newer_python_beside_an_old_one_is_used(machine: Path) -> None:
+    add_python(machine, "python3", old=True)
+    add_python(machine, "python3.12")
+    result = start(machine)
+    assert result.returncode == 1  # the fake cannot really make an environment, and the script says so
+    assert "no virtual environment could be made" in result.stderr
+    assert (machine.parent / "asked").read_text().startswith(str(machine / "python3.12") + " -m venv")
+
+
+def test_the_python_that_is_asked_for_wins(machine: Path) -> None:
+    add_python(machine, "python3")
+    add_python(machine, "mine")
+    start(machine, PYTHON=str(machine / "mine"))
+    assert (machine.parent / "asked").read_text().startswith(str(machine / "mine"))
+
+
+def test_a_32_bit_system_is_refused_with_the_reason(machine: Path) -> None:
+    add_python(machine, "python3")
+    add_uname(machine, "Linux", "armv7l")
+    result = start(machine)
+    assert result.returncode == 1
+    assert "32-bit" in result.stderr
+    assert "64-bit" in result.stderr
+
+
+def test_a_prepared_checkout_starts_the_service_at_once(machine: Path) -> None:
+    """With all stamps in place nothing is installed, fetched or imported: the service is all that is called."""
+    called = machine.parent / "called"
+    venv, home = machine.parent / "venv", machine.parent / "home"
+    (venv / "bin").mkdir(parents=True)
+    for name in ("python", "magnitude"):
+        (venv / "bin" / name).write_text(f'#!/bin/bash\n[ "$1" = -c ] || echo "{name} $1" >>"{called}"\n')
+        (venv / "bin" / name).chmod(0o755)
+    digest = subprocess.run(
+        ["bash", "-c", f"sha256sum <'{SCRIPTS.parent / 'pyproject.toml'}'"],
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    (venv / ".installed-import").write_text(digest.stdout)
+    for name in ("smollm2-135m-instruct", "all-minilm-l6-v2"):
+        (home / "models" / name).mkdir(parents=True)
+        (home / "models" / name / "manifest.json").write_text("{}")
+    only = start(machine, "run", "--no-serve")
+    assert only.returncode == 0, only.stderr
+    assert not called.exists()
+    served = start(machine, "run")
+    assert served.returncode == 0, served.stderr
+    assert set(called.read_text().splitlines()) == {"magnitude serve", "magnitude wait"}
+
+
+@pytest.mark.parametrize("script", ["run", "test"])
+def test_help_needs_nothing(machine: Path, script: str) -> None:
+    result = start(machine, script, "--help")
+    assert result.returncode == 0
+    assert f"scripts/{script}" in result.stdout
+    assert "MAGNITUDE_HOME" in result.stdout
+
+
+def test_a_home_too_deep_for_a_socket_is_refused_before_any_work(machine: Path) -> None:
+    add_python(machine, "python3")
+    result = start(machine, MAGNITUDE_HOME="/" + "d" * 100)
+    assert result.returncode == 1
+    assert "too long for a unix socket" in result.stderr
+    assert not (machine.parent / "asked").exists()
+
+
+def test_an_unknown_option_is_refused(machine: Path) -> None:
+    result = start(machine, "run", "--serv")
+    assert result.returncode == 1
+    assert "--serv" in result.stderr
