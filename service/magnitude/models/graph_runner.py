@@ -42,6 +42,7 @@ class DecoderRunner:
 
     def __init__(self, path: Path, shape: DecoderShape) -> None:
         self._session = open_session(path)
+        self.path = path
         self.shape = shape
         self._inputs = {node.name for node in self._session.get_inputs()}
         dtype = _KV_DTYPES[shape.kv_type]
@@ -62,14 +63,6 @@ class DecoderRunner:
         (rows,) = self._session.run([self.shape.logits], self._feed(ids))
         result: NDArray[np.float32] = rows[0].astype(np.float32, copy=False)
         return result
-
-    def key_value_peaks(self, ids: list[int]) -> NDArray[np.float32]:
-        """`[layers, 2]`: the largest magnitude in each layer's K (after rotation) and V over `ids`."""
-        shape = self.shape
-        names = [p % layer for layer in range(shape.layers) for p in (shape.present_key, shape.present_value)]
-        tensors = self._session.run(names, self._feed(ids))
-        peaks = np.array([np.abs(tensor).max() for tensor in tensors], np.float32)
-        return peaks.reshape(shape.layers, 2)
 
 
 class EncoderRunner:

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from magnitude.errors import ImportFailed
+from magnitude.models.accuracy import apply_plan
 from magnitude.models.build import BuildResult, build_graph
 from magnitude.models.genai_config import genai_config, write_genai_config
 from magnitude.models.golden import write_golden
@@ -61,9 +62,11 @@ def import_weights(job: ImportJob, staging: Path, report: Report) -> Manifest:
         staging,
         bits=bits,
         kv_type=decision.kv_type if isinstance(decision, Decision) else "float32",
-        accuracy_level=decision.accuracy_level or 0,
+        accuracy_level=_level(decision),
         kv_scales=decision.kv_scales if isinstance(decision, Decision) else None,
     )
+    if isinstance(decision, Decision) and decision.plan is not None:
+        apply_plan(staging / GRAPH_FILE, decision.plan, staging / GRAPH_FILE)
     shutil.rmtree(check)
     report(0.9, "recording the golden set")
     files = {name: file_entry(staging / name) for name in (GRAPH_FILE, DATA_FILE)}
@@ -105,7 +108,7 @@ def import_weights(job: ImportJob, staging: Path, report: Report) -> Manifest:
         quantisation=Quantisation(
             bits=bits,
             groups=_groups(built),
-            accuracy_level=decision.accuracy_level,
+            accuracy_level=_level(decision) if decision.accuracy_reason else None,
             accuracy_reason=decision.accuracy_reason,
             kv_type=built.decoder.kv_type if built.decoder else None,
             kv_scales=decision.kv_origin if isinstance(decision, Decision) else "",
@@ -116,6 +119,12 @@ def import_weights(job: ImportJob, staging: Path, report: Report) -> Manifest:
         created_s=job.created_s,
         made_with=versions(),
     )
+
+
+def _level(decision: Decision | EncoderDecision) -> int:
+    if isinstance(decision, EncoderDecision):
+        return decision.accuracy_level or 0
+    return 0 if decision.plan is None else decision.plan.level
 
 
 def default_bits(source: WeightSource) -> Bits:

@@ -13,11 +13,11 @@ from typing import Literal
 
 import msgspec
 import numpy as np
-import onnx
 import onnxruntime
 from numpy.typing import NDArray
 
 from magnitude.errors import ImportFailed
+from magnitude.models.accuracy import ALL_FLOAT, ALL_INT8, INT8, INT8_BUT_ATTENTION_OUTPUT, Plan, apply_plan
 from magnitude.models.build import KvScales, build_graph
 from magnitude.models.description import DecoderShape, KvType
 from magnitude.models.golden import (
@@ -33,6 +33,7 @@ from magnitude.models.golden import (
 from magnitude.models.graph import GRAPH_FILE
 from magnitude.models.graph_runner import DecoderRunner
 from magnitude.models.import_job import Report
+from magnitude.models.kv_scales import HEADROOM, calibrate_kv
 from magnitude.models.linear import Bits
 from magnitude.models.manifest import Verification
 from magnitude.models.sources import WeightSource
@@ -61,7 +62,7 @@ _BROKEN_KL_NATS = 2.0
 class Decision(msgspec.Struct, frozen=True, kw_only=True):
     """How the product graph is to be built, why, and the prompts for its golden set."""
 
-    accuracy_level: int | None
+    plan: Plan | None
     accuracy_reason: str
     kv_type: KvType
     kv_scales: tuple[KvScales, ...] | None
@@ -97,27 +98,27 @@ class DecoderCheck:
 
     def decide(self, *, memory_bytes: int) -> Decision:
         """Builds scratch graphs, compares them, and chooses. Raises `ImportFailed` for a graph that is broken."""
-        level: int | None = None
+        plan: Plan | None = None
         reason = ""
         if self._bits == 16:
             self._report(0.1, "building the float graph")
-            runner = self._scratch("float", bits=16, accuracy_level=0)
+            runner = self._scratch("float", bits=16)
             if self._kv == "int8":
                 self._report(0.3, "running the float graph")
                 self._keep("the same graph with a float KV cache", runner)
         else:
             if self._float_fits(memory_bytes):
                 self._report(0.05, "building the float reference")
-                runner = self._scratch("float", bits=16, accuracy_level=0)
+                runner = self._scratch("float", bits=16)
                 self._report(0.2, "running the float reference")
                 self._keep("float32 weights", runner)
                 del runner
                 shutil.rmtree(self._folder / "float")
-            level, reason, runner = self._choose_level()
+            plan, reason, runner = self._choose_plan()
         if self._kv == "int8":
-            runner = self._int8_kv(level)
+            runner = self._int8_kv(plan)
         return Decision(
-            accuracy_level=level,
+            plan=plan,
             accuracy_reason=reason,
             kv_type="float32" if self._scales is None else "int8",
             kv_scales=self._scales,
@@ -126,37 +127,41 @@ class DecoderCheck:
             prompts=clear_prompts(runner.logits, self._texts),
         )
 
-    def _choose_level(self) -> tuple[int, str, DecoderRunner]:
+    def _choose_plan(self) -> tuple[Plan, str, DecoderRunner]:
         self._report(0.35, "building the quantised graph")
-        int8 = self._scratch("quantised", bits=self._bits, accuracy_level=4)
-        shape = int8.shape
-        del int8
-        self._report(0.45, "running it with float activations")
         folder = self._folder / "quantised"
-        runner = DecoderRunner(_with_level(folder, 0), shape)
-        if not self._reference:
-            self._keep("the same graph with float activations", runner)
-        at_0 = self._compare("float activations (accuracy level 0)", runner)
-        self._report(0.6, "running it with INT8 activations")
-        int8 = DecoderRunner(folder / GRAPH_FILE, shape)
-        at_4 = self._compare("INT8 activations (accuracy level 4)", int8)
-        level, reason = choose_accuracy_level(at_4, at_0)
-        self._refuse_broken(at_4 if level == 4 else at_0)
-        return level, reason, int8 if level == 4 else runner
+        shape = self._scratch("quantised", bits=self._bits).shape
+        runners: dict[str, DecoderRunner] = {}
+        found: dict[str, Agreement] = {}
+        plans = (ALL_FLOAT, ALL_INT8, INT8_BUT_ATTENTION_OUTPUT)
+        for index, plan in enumerate(plans):
+            self._report(0.4 + 0.1 * index, f"running it with {plan.name}")
+            graph = folder / f"plan-{index}.onnx"
+            apply_plan(folder / GRAPH_FILE, plan, graph)
+            runners[plan.name] = DecoderRunner(graph, shape)
+            if not self._reference:
+                self._keep("the same graph with float activations", runners[plan.name])
+            found[plan.name] = self._compare(plan.name, runners[plan.name])
+        int8 = min(plans[1:], key=lambda plan: found[plan.name].kl_nats)
+        level, reason = choose_accuracy_level(found[int8.name], found[ALL_FLOAT.name])
+        chosen = int8 if level == INT8 else ALL_FLOAT
+        self._refuse_broken(found[chosen.name])
+        return chosen, f"{chosen.name}. {reason}", runners[chosen.name]
 
-    def _int8_kv(self, level: int | None) -> DecoderRunner:
+    def _int8_kv(self, plan: Plan | None) -> DecoderRunner:
         self._report(0.7, "running it with an INT8 KV cache")
-        runner = self._scratch("int8-kv", bits=self._bits, accuracy_level=level or 0, kv_scales=self._scales)
+        runner = self._scratch("int8-kv", bits=self._bits, plan=plan, kv_scales=self._scales)
         self._refuse_broken(self._compare("INT8 KV cache", runner))
         return runner
 
     def _kv_origin(self) -> str:
         if self._scales is None:
             return ""
-        return f"largest magnitude of each layer's K and V over {sum(map(len, self._all_texts))} tokens"
+        tokens = sum(map(len, self._all_texts))
+        return f"largest magnitude of each channel over {tokens} tokens, times {HEADROOM}"
 
     def _scratch(
-        self, name: str, *, bits: Bits, accuracy_level: int, kv_scales: tuple[KvScales, ...] | None = None
+        self, name: str, *, bits: Bits, plan: Plan | None = None, kv_scales: tuple[KvScales, ...] | None = None
     ) -> DecoderRunner:
         """A graph with the logits of all positions, for comparison only."""
         folder = self._folder / name
@@ -165,12 +170,13 @@ class DecoderCheck:
             self._source,
             folder,
             bits=bits,
-            accuracy_level=accuracy_level,
             kv_type="float32" if kv_scales is None else "int8",
             kv_scales=kv_scales,
             all_logits=True,
         )
         assert built.decoder is not None
+        if plan is not None:
+            apply_plan(folder / GRAPH_FILE, plan, folder / GRAPH_FILE)
         return DecoderRunner(folder / GRAPH_FILE, built.decoder)
 
     def _keep(self, name: str, runner: DecoderRunner) -> None:
@@ -181,7 +187,7 @@ class DecoderCheck:
             np.save(path, runner.logits(ids))
             self._reference.append(np.load(path, mmap_mode="r"))
         if self._kv == "int8":
-            self._scales = _kv_scales([runner.key_value_peaks(ids) for ids in self._all_texts])
+            self._scales = calibrate_kv(runner.path, runner.shape, self._all_texts)
 
     def _compare(self, name: str, runner: DecoderRunner) -> Agreement:
         parts = [agreement(rows, runner.logits(ids)) for ids, rows in zip(self._texts, self._reference, strict=True)]
@@ -239,21 +245,3 @@ def record_decoder(graph: Path, shape: DecoderShape, the_hash: str, prompts: Ite
 
 def _is_broken(found: Agreement) -> bool:
     return found.top1 < _BROKEN_TOP1 or not found.kl_nats < _BROKEN_KL_NATS
-
-
-def _with_level(folder: Path, level: int) -> Path:
-    """A second graph beside the first, on the same data file, with another accuracy level in every product."""
-    model = onnx.load(str(folder / GRAPH_FILE), load_external_data=False)
-    for node in model.graph.node:
-        for attribute in node.attribute:
-            if attribute.name == "accuracy_level":
-                attribute.i = level
-    path = folder / f"level-{level}.onnx"
-    path.write_bytes(model.SerializeToString())
-    return path
-
-
-def _kv_scales(peaks: list[Rows]) -> tuple[KvScales, ...]:
-    """One scale a layer for K and one for V: the largest magnitude becomes 127."""
-    largest = np.maximum(np.max(peaks, axis=0), 1e-6)  # a layer that is all zero still needs a scale
-    return tuple(KvScales(key=(float(k) / 127,), value=(float(v) / 127,)) for k, v in largest)
