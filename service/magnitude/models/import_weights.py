@@ -24,7 +24,7 @@ from magnitude.models.tokenizers.chat_template import TEMPLATE_FILE
 from magnitude.models.tokenizers.from_folder import tokenizer_from_folder
 from magnitude.models.tokenizers.from_gguf import tokenizer_from_gguf
 from magnitude.models.tokenizers.parts import TokenizerParts
-from magnitude.models.verify import Decision, DecoderCheck, record_decoder
+from magnitude.models.verify import FEWEST_TOKENS, Decision, DecoderCheck, record_decoder
 from magnitude.models.verify_encoder import EncoderDecision, decide_encoder, record_encoder
 from magnitude.persist import write_atomic
 
@@ -51,6 +51,11 @@ def import_weights(job: ImportJob, staging: Path, report: Report) -> Manifest:
     check = staging / CHECK_FOLDER
     check.mkdir()
     texts = golden_ids(parts)
+    if not texts:
+        raise ImportFailed(
+            "the tokenizer makes nothing of ordinary text, so the model cannot be checked",
+            hint="The tokenizer is damaged or belongs to another model; fetch both from the same place",
+        )
     if kind == "decoder":
         examined = DecoderCheck(source, check, bits=bits, kv=job.kv, texts=texts, report=report)
         decision: Decision | EncoderDecision = examined.decide(memory_bytes=job.memory_bytes)
@@ -141,7 +146,8 @@ def default_bits(source: WeightSource) -> Bits:
 
 
 def golden_ids(parts: TokenizerParts) -> list[list[int]]:
-    """The texts of the golden set as ids, as the service would make them."""
+    """The texts of the golden set as ids, as the service would make them. Those that come out too short are left out
+    (a tokenizer of one language may make next to nothing of another)."""
     from importlib.resources import files
 
     from tokenizers import Tokenizer
@@ -149,7 +155,8 @@ def golden_ids(parts: TokenizerParts) -> list[list[int]]:
     tokenizer = Tokenizer.from_str(parts.tokenizer_json)
     folder = files("magnitude.models.golden_texts")
     names = sorted(entry.name for entry in folder.iterdir() if entry.name.endswith(".txt"))
-    return [list(tokenizer.encode((folder / name).read_text(encoding="utf-8")).ids) for name in names]
+    texts = [list(tokenizer.encode((folder / name).read_text(encoding="utf-8")).ids) for name in names]
+    return [ids for ids in texts if len(ids) >= FEWEST_TOKENS]
 
 
 def write_tokenizer(staging: Path, parts: TokenizerParts) -> str | None:

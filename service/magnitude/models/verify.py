@@ -51,7 +51,7 @@ _COMPARED_TOKENS = 64
 
 # Golden prompts: enough to cover every text, short enough that a slow board runs them in a few seconds.
 _PROMPT_TOKENS = 48
-_FEWEST_TOKENS = 8
+FEWEST_TOKENS = 8
 
 # A graph that has lost this much against float is broken, not coarse: 4-bit weights keep more than 0.8 of the top
 # tokens and stay below 0.3 nats even on the smallest models.
@@ -225,7 +225,7 @@ def clear_prompts(rows_of: Callable[[list[int]], Rows], texts: Texts) -> Texts:
     for ids in texts:
         short = ids[:_PROMPT_TOKENS]
         rows = rows_of(short)
-        for length in range(len(short), _FEWEST_TOKENS - 1, -1):
+        for length in range(len(short), FEWEST_TOKENS - 1, -1):
             if golden_prompt(short[:length], rows[length - 1]) is not None:
                 prompts.append(short[:length])
                 break

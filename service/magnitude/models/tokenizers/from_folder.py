@@ -104,14 +104,30 @@ def _refuse_missing(folder: Path) -> None:
 
 def _load(text: str, path: Path) -> Any:
     try:
-        json.loads(text)  # names the line of a cut-off file; the library does not
-        return Tokenizer.from_str(text)
+        document = json.loads(text)  # names the line of a cut-off file; the library does not
+        tokenizer = Tokenizer.from_str(text)
+        moved = _moved_tokens(document, tokenizer)
     except (RecursionError, Exception) as error:  # the library raises plain Exception
         raise ImportFailed(
             f"{path}: this is not a usable tokenizer ({error})",
             hint="The file is cut off, damaged, or newer than the installed tokenizers library",
             param=str(path),
         ) from error
+    if moved:
+        raise ImportFailed(
+            f"{path}: added tokens do not get the ids that the file gives them: {', '.join(moved[:5])}",
+            hint="There is a hole before them; save the tokenizer again with all its tokens",
+            param=str(path),
+        )
+    return tokenizer
+
+
+def _moved_tokens(document: Any, tokenizer: Any) -> list[str]:
+    """Added tokens whose id in the file is not the one they got: the library counts on from the vocabulary's end,
+    and a hole before a token moves it without a word."""
+    listed = document.get("added_tokens") or []
+    pairs = [(token["content"], token["id"]) for token in listed]
+    return [f"{text!r} ({declared})" for text, declared in pairs if tokenizer.token_to_id(text) != declared]
 
 
 def _optional_object(path: Path) -> dict[str, Any]:

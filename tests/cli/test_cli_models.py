@@ -1,0 +1,163 @@
+"""The verbs about models, on folders that hold just enough to be listed."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+
+import pytest
+import typer
+from typer.testing import CliRunner
+
+from magnitude.cli import budget, import_, list_, rm, show
+from magnitude.errors import BudgetExceeded, ImportFailed, ModelError
+from magnitude.models.description import DecoderShape, SpecialTokens
+from magnitude.models.integrity import file_entry, model_hash
+from magnitude.models.manifest import Manifest, Quantisation, SourceEntry, TensorGroup, Verification, write_manifest
+
+GOLDEN = Path(__file__).resolve().parent.parent / "golden"
+app = typer.Typer()
+for verb in (budget, import_, list_, rm, show):
+    verb.register(app)
+
+
+@pytest.fixture
+def models(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    folder = tmp_path / "models"
+    (folder / "chat").mkdir(parents=True)
+    monkeypatch.setenv("MAGNITUDE_MODELS", str(folder))
+    (folder / "chat" / "model.onnx").write_bytes(b"graph")
+    (folder / "chat" / "model.onnx.data").write_bytes(bytes(1000))
+    files = {name: file_entry(folder / "chat" / name) for name in ("model.onnx", "model.onnx.data")}
+    write_manifest(
+        folder / "chat",
+        Manifest(
+            schema=1,
+            name="chat",
+            kind="decoder",
+            family="llama",
+            graph_file="model.onnx",
+            source=SourceEntry(format="gguf", file="chat.gguf", sha256="00", size_bytes=1),
+            files=files,
+            weight_bytes=1000,
+            model_hash=model_hash(files, files),
+            special=SpecialTokens(eos=(2,)),
+            decoder=DecoderShape(
+                layers=30, kv_heads=3, head_dim=64, vocab_size=49152, hidden_size=576, context_length=8192
+            ),
+            quantisation=Quantisation(
+                bits=4,
+                groups=(TensorGroup(tensors="all", source_format="Q4_1", stored_format="int4", lossless=True),),
+                accuracy_level=4,
+                accuracy_reason="because",
+            ),
+            verification=(
+                Verification(
+                    reference="float", graph="int8", tokens=9, top1_agreement=0.9, kl_nats=0.01, passed=True
+                ),
+            ),
+            licence="apache-2.0",
+        ),
+    )
+    return folder
+
+
+def run(*arguments: str, says: str | None = None) -> str:
+    result = CliRunner().invoke(app, list(arguments), input=says, catch_exceptions=False)
+    return result.output
+
+
+def test_list_shows_models_and_what_is_wrong_with_broken_ones(models: Path) -> None:
+    (models / "torn").mkdir()
+    (models / "torn" / "manifest.json").write_bytes(b"{")
+    output = run("list")
+    assert "chat" in output
+    assert "torn cannot be used" in output
+
+
+def test_list_as_json_is_complete(models: Path) -> None:
+    (models / "torn").mkdir()
+    listed = json.loads(run("list", "--json"))
+    assert [(entry["name"], entry["broken"]) for entry in listed] == [("chat", False), ("torn", True)]
+    assert listed[0]["decoder"]["layers"] == 30
+
+
+def test_an_empty_models_folder_says_how_to_get_a_model(tmp_path: Path) -> None:
+    assert "magnitude import" in run("list", "--models-folder", str(tmp_path))
+
+
+def test_show_tells_source_quantisation_and_comparison(models: Path) -> None:
+    output = run("show", "chat")
+    for fact in ("chat.gguf", "Q4_1", "because", "0.9000", "0.0100", "none: chat requests are refused"):
+        assert fact in output
+
+
+def test_show_as_json_has_the_manifest(models: Path) -> None:
+    assert json.loads(run("show", "chat", "--json"))["manifest"]["quantisation"]["accuracy_level"] == 4
+
+
+def test_verify_finds_a_changed_file(models: Path) -> None:
+    (models / "chat" / "model.onnx.data").write_bytes(b"x" * 1000)
+    with pytest.raises(ModelError, match="content has changed"):
+        run("show", "chat", "--verify")
+
+
+def test_rm_asks_first_and_leaves_the_model_on_a_no(models: Path) -> None:
+    run("rm", "chat", says="n\n")
+    assert (models / "chat" / "manifest.json").exists()
+
+
+def test_rm_removes_after_a_yes_and_leaves_nothing(models: Path) -> None:
+    assert "removed chat" in run("rm", "chat", says="y\n")
+    assert list(models.iterdir()) == []
+
+
+@pytest.mark.parametrize(
+    "name", ["../outside", "/etc", ".", "..", "", "chat/../../outside", "absent", ".importing-x"]
+)
+def test_rm_refuses_everything_but_a_model_of_the_folder(models: Path, name: str) -> None:
+    outside = models.parent / "outside"
+    outside.mkdir()
+    with pytest.raises(ModelError):
+        run("rm", name, "--yes")
+    assert outside.exists()
+    assert (models / "chat").exists()
+
+
+def test_rm_of_a_link_keeps_what_it_points_to(models: Path) -> None:
+    (models / "chat").rename(models.parent / "real")
+    (models / "chat").symlink_to(models.parent / "real")
+    run("rm", "chat", "--yes")
+    assert (models.parent / "real" / "manifest.json").exists()
+    assert not (models / "chat").is_symlink()
+
+
+def test_budget_fits_and_says_the_largest_context(models: Path) -> None:
+    output = run("budget", "chat", "--context", "1024", "--slots", "1", "--memory", "4000")
+    assert "KV cache" in output
+    assert "largest context that fits: 8192" in output
+
+
+def test_budget_that_does_not_fit_says_by_how_much_and_what_would(models: Path) -> None:
+    with pytest.raises(BudgetExceeded, match="are missing") as caught:
+        run("budget", "chat", "--context", "8192", "--slots", "4", "--memory", "1000")
+    assert "engine.context_length" in caught.value.hint
+
+
+def test_budget_as_json_adds_up(models: Path) -> None:
+    sheet = json.loads(run("budget", "chat", "--context", "512", "--memory", "4000", "--kv", "int8", "--json"))
+    assert sheet["total_bytes"] == sum(row["bytes"] for row in sheet["rows"])
+
+
+def test_import_takes_a_folder_and_names_it(models: Path) -> None:
+    output = run("import", str(GOLDEN / "genai_tiny_llama"), "--name", "foreign")
+    assert "foreign: decoder" in output
+    assert "no chat template" in output
+
+
+def test_import_of_nothing_is_an_error_and_leaves_nothing(models: Path, tmp_path: Path) -> None:
+    shutil.rmtree(models / "chat")
+    with pytest.raises(ImportFailed, match="no such file"):
+        run("import", str(tmp_path / "absent.gguf"))
+    assert list(models.iterdir()) == []
