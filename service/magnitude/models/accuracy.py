@@ -1,7 +1,10 @@
-"""Which products of a graph take their activations in INT8, and which in float.
+"""Which products of a decoder take their activations in INT8, and which in float.
 
 MatMulNBits has an accuracy level: 4 quantises activations to INT8 for each product, 0 keeps them float. The level is
 an attribute of each node, so plans can mix them and be compared on one set of weights.
+
+ONNX Runtime has float kernels for 4-bit products only. An 8-bit product at level 0 is unpacked to float32 at each
+step (70 times the time for one token), so plans leave 8-bit products, the output head among them, at INT8.
 """
 
 from __future__ import annotations
@@ -11,34 +14,67 @@ from pathlib import Path
 import msgspec
 import onnx
 
+from magnitude.models.golden import Agreement
+
 INT8, FLOAT = 4, 0
 
 
 class Plan(msgspec.Struct, frozen=True, kw_only=True):
-    """`level` for every product but those whose output's name contains one of `float_parts`, which stay float."""
+    """4-bit products whose output's name contains one of `float_parts` stay float; all others run at INT8."""
 
     name: str
-    level: int
     float_parts: tuple[str, ...] = ()
 
 
-ALL_FLOAT = Plan(name="float activations", level=FLOAT)
-ALL_INT8 = Plan(name="INT8 activations", level=INT8)
-# What attention puts out has a few large channels among small ones, which one INT8 scale a block serves badly. It is
-# the smallest product of a layer: in float it costs less than could be measured (decode 26.5 against 27.5 tokens/s
-# and prefill 130 against 129 on two busy x86 cores), and takes a third off the divergence (SmolLM2-135M: 0.0081 to
-# 0.0056 nats on first tokens of chat answers). All products in float cost nine tenths of the decode rate there.
-INT8_BUT_ATTENTION_OUTPUT = Plan(
-    name="INT8 activations, float behind the attention", level=INT8, float_parts=(".attention.out",)
+# Cheapest first. Figures are for SmolLM2-135M in its Q4_1 blocks on x86-64 with AVX2 and two threads: divergence from
+# float in nats over 512 positions, and the decode rate as a share of the first plan's (interleaved rounds).
+PLANS = (
+    # 0.0043 nats; 1.00
+    Plan(name="INT8 activations"),
+    # 0.0027 nats; 0.88 to 0.96. The input of the attention is what the error grows from: what goes wrong in K and V
+    # stays in the cache for all that follows. Float behind the attention instead: 0.0039 nats; 0.93.
+    Plan(name="INT8 activations, float into the attention", float_parts=(".qkv",)),
+    # 0.0007 nats (what is left is the output head's); 0.48
+    Plan(name="float activations where there is a kernel for them", float_parts=("layers.",)),
 )
+
+# A plan may add this much divergence to what float activations have: as much as an INT8 KV cache costs (0.0030 nats,
+# one scale a channel), so that neither approximation hides behind the other. For scale: quantising weights to 4 bits
+# costs 0.03 to 0.3 nats.
+KL_LOSS_NATS = 0.003
+# Top tokens also flip where two are equally good, so theirs is a wide bound for gross faults (5 in 100 measured).
+TOP1_LOSS = 0.10
 
 
 def apply_plan(graph: Path, plan: Plan, target: Path) -> None:
     """Write `graph` with the plan's levels to `target` beside it; both use the same data file."""
     model = onnx.load(str(graph), load_external_data=False)
     for node in model.graph.node:
+        attributes = {attribute.name: attribute for attribute in node.attribute}
+        if "accuracy_level" not in attributes:
+            continue
         in_float = any(part in name for part in plan.float_parts for name in node.output)
-        for attribute in node.attribute:
-            if attribute.name == "accuracy_level":
-                attribute.i = FLOAT if in_float else plan.level
+        attributes["accuracy_level"].i = FLOAT if in_float and attributes["bits"].i == 4 else INT8
     target.write_bytes(model.SerializeToString())
+
+
+def choose_plan(found: dict[str, Agreement], floats: Agreement) -> tuple[Plan, str]:
+    """The cheapest of `PLANS` within the tolerances, or the most exact one when none is, and why.
+
+    `found` has each plan's agreement by its name, `floats` that of float activations everywhere, all against the
+    same reference.
+    """
+    for plan in PLANS:
+        if _acceptable(found[plan.name], floats):
+            return plan, f"{plan.name}: the fastest within {KL_LOSS_NATS} nats. {_figures(found, floats)}"
+    return PLANS[-1], f"{PLANS[-1].name}: no faster plan is within {KL_LOSS_NATS} nats. {_figures(found, floats)}"
+
+
+def _acceptable(plan: Agreement, floats: Agreement) -> bool:
+    # Written so that figures which are no numbers are not acceptable.
+    return plan.top1 >= floats.top1 - TOP1_LOSS and plan.kl_nats <= floats.kl_nats + KL_LOSS_NATS
+
+
+def _figures(found: dict[str, Agreement], floats: Agreement) -> str:
+    rows = [f"{name} {row.kl_nats:.4f} nats, top-1 {row.top1:.3f}" for name, row in found.items()]
+    return f"Over {floats.tokens} positions: {'; '.join(rows)}; float everywhere {floats.kl_nats:.4f} nats"

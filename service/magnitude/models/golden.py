@@ -44,13 +44,6 @@ _ROWS_AT_ONCE = 16
 # Encoders: cosine of the vector with the stored one. Float kernels differ by 1e-6, INT8 activations by 1e-3.
 COSINE_TOLERANCE = 0.99
 
-# INT8 activations (accuracy level 4) are accepted when, against the same reference, they add at most 0.02 nats of
-# divergence to what float activations have, and lose at most 10 in 100 top tokens. The divergence is the measure: top
-# tokens also flip where two are equally good, so theirs is a wide bound for gross faults. Measured on SmolLM2-135M in
-# its own Q4_1 blocks: 0.004 nats and 5 in 100. For scale: quantising weights to 4 bits costs 0.03 to 0.1 nats.
-LEVEL_TOP1_LOSS = 0.10
-LEVEL_KL_LOSS_NATS = 0.02
-
 
 class GoldenPrompt(msgspec.Struct, frozen=True, kw_only=True):
     """`ids` go in, the last row of the logits comes out: `top` are its best ids in order, `logits` their values."""
@@ -126,22 +119,6 @@ def merged(parts: list[Agreement]) -> Agreement:
         top1=sum(part.top1 * part.tokens for part in parts) / tokens,
         kl_nats=sum(part.kl_nats * part.tokens for part in parts) / tokens,
     )
-
-
-def choose_accuracy_level(int8: Agreement, floats: Agreement) -> tuple[int, str]:
-    """MatMulNBits' accuracy level for a model: 4 (INT8 activations, much faster) unless it costs too much.
-
-    `int8` and `floats` are the same quantised graph at levels 4 and 0, against the same reference.
-    """
-    figures = (
-        f"top-1 {int8.top1:.3f} against {floats.top1:.3f}, KL {int8.kl_nats:.4f} against {floats.kl_nats:.4f} nats "
-        f"with float activations, over {int8.tokens} positions"
-    )
-    if int8.top1 < floats.top1 - LEVEL_TOP1_LOSS:
-        return 0, f"INT8 activations lose more than {LEVEL_TOP1_LOSS:.0%} of the top tokens: {figures}"
-    if not int8.kl_nats <= floats.kl_nats + LEVEL_KL_LOSS_NATS:
-        return 0, f"INT8 activations add more than {LEVEL_KL_LOSS_NATS} nats: {figures}"
-    return 4, f"INT8 activations stay within the tolerances: {figures}"
 
 
 def golden_prompt(ids: list[int], last_row: NDArray[np.floating]) -> GoldenPrompt | None:

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from magnitude.errors import ImportFailed
-from magnitude.models.accuracy import apply_plan
+from magnitude.models.accuracy import FLOAT, INT8, apply_plan
 from magnitude.models.build import BuildResult, build_graph
 from magnitude.models.genai_config import genai_config, write_genai_config
 from magnitude.models.golden import write_golden
@@ -129,7 +129,7 @@ def import_weights(job: ImportJob, staging: Path, report: Report) -> Manifest:
 def _level(decision: Decision | EncoderDecision) -> int:
     if isinstance(decision, EncoderDecision):
         return decision.accuracy_level or 0
-    return 0 if decision.plan is None else decision.plan.level
+    return FLOAT if decision.plan is None else INT8
 
 
 def default_bits(source: WeightSource) -> Bits:

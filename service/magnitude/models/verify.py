@@ -17,7 +17,7 @@ import onnxruntime
 from numpy.typing import NDArray
 
 from magnitude.errors import ImportFailed
-from magnitude.models.accuracy import ALL_FLOAT, ALL_INT8, INT8, INT8_BUT_ATTENTION_OUTPUT, Plan, apply_plan
+from magnitude.models.accuracy import FLOAT, INT8, PLANS, Plan, apply_plan, choose_plan
 from magnitude.models.build import KvScales, build_graph
 from magnitude.models.description import DecoderShape, KvType
 from magnitude.models.golden import (
@@ -26,7 +26,6 @@ from magnitude.models.golden import (
     Golden,
     GoldenPrompt,
     agreement,
-    choose_accuracy_level,
     golden_prompt,
     merged,
 )
@@ -130,23 +129,26 @@ class DecoderCheck:
     def _choose_plan(self) -> tuple[Plan, str, DecoderRunner]:
         self._report(0.35, "building the quantised graph")
         folder = self._folder / "quantised"
-        shape = self._scratch("quantised", bits=self._bits).shape
+        exact = self._scratch("exact", bits=self._bits, accuracy_level=FLOAT)
+        self._report(0.4, "running it with float activations")
+        if not self._reference:
+            self._keep("the same graph with float activations", exact)
+        floats = self._compare("float activations", exact)
+        shape = exact.shape
+        del exact
+        shutil.rmtree(self._folder / "exact")
+        self._scratch("quantised", bits=self._bits)
         runners: dict[str, DecoderRunner] = {}
         found: dict[str, Agreement] = {}
-        plans = (ALL_FLOAT, ALL_INT8, INT8_BUT_ATTENTION_OUTPUT)
-        for index, plan in enumerate(plans):
-            self._report(0.4 + 0.1 * index, f"running it with {plan.name}")
+        for index, plan in enumerate(PLANS):
+            self._report(0.45 + 0.1 * index, f"running it with {plan.name}")
             graph = folder / f"plan-{index}.onnx"
             apply_plan(folder / GRAPH_FILE, plan, graph)
             runners[plan.name] = DecoderRunner(graph, shape)
-            if not self._reference:
-                self._keep("the same graph with float activations", runners[plan.name])
             found[plan.name] = self._compare(plan.name, runners[plan.name])
-        int8 = min(plans[1:], key=lambda plan: found[plan.name].kl_nats)
-        level, reason = choose_accuracy_level(found[int8.name], found[ALL_FLOAT.name])
-        chosen = int8 if level == INT8 else ALL_FLOAT
+        chosen, reason = choose_plan(found, floats)
         self._refuse_broken(found[chosen.name])
-        return chosen, f"{chosen.name}. {reason}", runners[chosen.name]
+        return chosen, reason, runners[chosen.name]
 
     def _int8_kv(self, plan: Plan | None) -> DecoderRunner:
         self._report(0.7, "running it with an INT8 KV cache")
@@ -161,7 +163,13 @@ class DecoderCheck:
         return f"largest magnitude of each channel over {tokens} tokens, times {HEADROOM}"
 
     def _scratch(
-        self, name: str, *, bits: Bits, plan: Plan | None = None, kv_scales: tuple[KvScales, ...] | None = None
+        self,
+        name: str,
+        *,
+        bits: Bits,
+        accuracy_level: int = INT8,
+        plan: Plan | None = None,
+        kv_scales: tuple[KvScales, ...] | None = None,
     ) -> DecoderRunner:
         """A graph with the logits of all positions, for comparison only."""
         folder = self._folder / name
@@ -170,6 +178,7 @@ class DecoderCheck:
             self._source,
             folder,
             bits=bits,
+            accuracy_level=accuracy_level,
             kv_type="float32" if kv_scales is None else "int8",
             kv_scales=kv_scales,
             all_logits=True,
