@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import re
 import socket
 from collections import Counter, deque
 from collections.abc import Callable, Iterable
@@ -26,6 +27,8 @@ HELD_CONNECTIONS = 16
 VALID_EVERY = 20
 # The first part of a run fills caches and pools, so the first snapshot comes after it.
 WARM_UP_SHARE = 0.1
+# Several answers can come over one connection. A message that quotes a version is followed by no number.
+STATUS_LINE = re.compile(rb"HTTP/1\.1 ([1-5][0-9]{2}) ")
 NO_ANSWER = "closed without an answer"
 SILENT = "silent"
 
@@ -148,7 +151,7 @@ def _read_status(sock: socket.socket) -> str:
         return SILENT
     except ConnectionError:
         pass  # reset: what was received before counts
-    statuses = [part[:3].decode("ascii", "replace") for part in bytes(received).split(b"HTTP/1.1 ")[1:]]
+    statuses: list[str] = [status.decode() for status in STATUS_LINE.findall(bytes(received))]
     if not statuses:
         return NO_ANSWER
     return next((status for status in statuses if status.startswith("5")), statuses[-1])

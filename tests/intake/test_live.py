@@ -190,6 +190,7 @@ def test_the_unix_socket_opens_admin_routes_and_loopback_does_not(live: Live) ->
     transport = httpx.HTTPTransport(uds=live.unix_path)
     with httpx.Client(transport=transport, base_url="http://any-name") as client:
         assert "magnitude_requests_total" in client.get("/metrics").text
+        assert client.get("/v1/magnitude/state").json()["health"]["ready"] is True
         assert client.post("/v1/chat/completions", json=BODY).status_code == 200
     assert httpx.get(f"{live.url}/metrics").status_code == 401
 

@@ -12,7 +12,6 @@ from run_graph import open_graph, run_decoder
 from magnitude.errors import ImportFailed
 from magnitude.models.build import KvScales, build_graph
 from magnitude.models.description import KvType
-from magnitude.models.kv_scales import HEADROOM, calibrate_kv
 from magnitude.models.sources import open_source
 
 FAMILIES = ["llama_tied", "llama_untied", "qwen2", "qwen3"]
@@ -83,28 +82,19 @@ def test_an_int8_kv_cache_stays_near_the_float_logits(golden: Path, tmp_path: Pa
     floats, quantised = tmp_path / "floats", tmp_path / "quantised"
     floats.mkdir()
     quantised.mkdir()
-    shape = build_graph(source, floats, bits=16).decoder
-    assert shape is not None
-    scales = calibrate_kv(floats / "model.onnx", shape, ids.tolist())
-    if not by_channel:
-        scales = tuple(KvScales(key=(max(s.key),), value=(max(s.value),)) for s in scales)
+    build_graph(source, floats, bits=16)
+    _, present = run_decoder(open_graph(floats), ids)
+
+    def scale(name: str) -> tuple[float, ...]:
+        largest = np.abs(present[f"past_key_values.{name}"]).max((0, 2)).ravel() / 127
+        return tuple(largest.tolist()) if by_channel else (float(largest.max()),)
+
+    scales = tuple(KvScales(key=scale(f"{i}.key"), value=scale(f"{i}.value")) for i in range(2))
     result = build_graph(source, quantised, bits=16, kv_type="int8", kv_scales=scales, all_logits=True)
     assert result.decoder is not None and result.decoder.kv_type == "int8"
     ours, kv = run_decoder(open_graph(quantised), ids)
     assert kv["past_key_values.0.key"].dtype == np.int8
     assert np.abs(ours - logits).max() < 0.05 * np.abs(logits).max()
-
-
-def test_calibrated_scales_leave_room_above_the_largest_value(golden: Path, tmp_path: Path) -> None:
-    ids, _ = expected(golden / "llama_tied")
-    shape = build_graph(open_source(golden / "llama_tied"), tmp_path, bits=16).decoder
-    assert shape is not None
-    scales = calibrate_kv(tmp_path / "model.onnx", shape, ids.tolist())
-    _, present = run_decoder(open_graph(tmp_path), ids)
-    for layer, scale in enumerate(scales):
-        for name, numbers in (("key", scale.key), ("value", scale.value)):
-            largest = np.abs(present[f"past_key_values.{layer}.{name}"]).max((0, 2)).ravel()
-            np.testing.assert_allclose(np.array(numbers) * 127, largest * HEADROOM, rtol=1e-5)
 
 
 @pytest.mark.parametrize(

@@ -45,7 +45,7 @@ def build_graph(
 
     `accuracy_level` is MatMulNBits' (4: activations in INT8, 0: float). With float activations ONNX Runtime has no
     fast kernel for a single token: on one AVX2 core 4-bit products take 4 times as long, 8-bit ones (the output
-    layer) 70 times. `kv_scales` (see `kv_scales.calibrate_kv`) are needed for, and only for, an int8 KV cache.
+    layer) 70 times. `kv_scales` are needed for, and only for, an int8 KV cache.
     `all_logits` returns the logits of all tokens, not of the last one: for verification.
 
     Raises `ImportFailed` when tensors are missing, have a wrong shape or have no place in the graph (all are listed),

@@ -36,6 +36,9 @@ class KvScales(msgspec.Struct, frozen=True, kw_only=True):
     """Scales of one layer's INT8 KV: a stored byte times its scale is the value.
 
     One number for the whole tensor, or one for each channel (`kv_heads * head_dim`, head by head); K and V alike.
+    Scales need room above what a calibration showed, by channel more than by tensor: SmolLM2-135M on 768 tokens of
+    prose, calibrated on 110 others, mean KL against a float cache: one scale with room 1.1: 0.0045, with 1.5: 0.009;
+    by channel with room 1.1: 0.012, with 2.2: 0.003 (and the attention takes a tenth longer than with one scale).
     """
 
     key: tuple[float, ...]
