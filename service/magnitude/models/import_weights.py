@@ -119,10 +119,20 @@ def import_weights(job: ImportJob, staging: Path, report: Report) -> Manifest:
             kv_scales=decision.kv_origin if isinstance(decision, Decision) else "",
         ),
         verification=decision.verification,
-        notes=parts.notes,
+        notes=(*parts.notes, *_warnings(decision)),
         licence=str(source.metadata.get("licence") or ""),
         created_s=job.created_s,
         made_with=versions(),
+    )
+
+
+def _warnings(decision: Decision | EncoderDecision) -> tuple[str, ...]:
+    """What a person should know who asked for so few bits."""
+    if isinstance(decision, Decision) or all(entry.passed for entry in decision.verification):
+        return ()
+    lowest = min(entry.cosine for entry in decision.verification if entry.cosine is not None)
+    return (
+        f"vectors differ from those of the float model (lowest cosine {lowest:.3f}): more bits would serve better",
     )
 
 

@@ -52,6 +52,7 @@ _COMPARED_TOKENS = 64
 _PROMPT_TOKENS = 48
 FEWEST_TOKENS = 8
 
+
 # A graph that has lost this much against float is broken, not coarse: 4-bit weights keep more than 0.8 of the top
 # tokens and stay below 0.3 nats even on the smallest models.
 _BROKEN_TOP1 = 0.5

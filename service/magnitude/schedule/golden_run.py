@@ -4,14 +4,12 @@ from __future__ import annotations
 
 from pathlib import Path
 
-import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
 from magnitude.engine.protocol import Embed, Failed, Finished, Generate, SamplerSettings, Tokens, ToService, Vectors
 from magnitude.errors import MagnitudeError, ModelError
-from magnitude.models.golden import GOLDEN_FILE, Golden, GoldenResult, check
-from magnitude.models.untrusted import CONFIG_MAX_BYTES, read_capped
+from magnitude.models.golden import GoldenResult, check, read_golden
 from magnitude.schedule.dispatcher import error_from
 from magnitude.schedule.golden_gate import Engine
 from magnitude.schedule.plan import ModelPlan
@@ -20,22 +18,9 @@ from magnitude.schedule.plan import ModelPlan
 ASKED_LOGPROBS = 64
 
 
-def read_golden(plan: ModelPlan) -> Golden | None:
-    """The model's golden set, or None where it has none (folders that were not imported by us)."""
-    path = Path(plan.description.folder) / GOLDEN_FILE
-    if not path.exists():
-        return None
-    try:
-        return msgspec.json.decode(read_capped(path, CONFIG_MAX_BYTES, what="the golden set"), type=Golden)
-    except (OSError, msgspec.MsgspecError) as error:
-        raise ModelError(
-            f"{path} cannot be read: {error}", hint=f"Import {plan.description.name} again", code="golden_invalid"
-        ) from error
-
-
 async def run_golden(plan: ModelPlan, engine: Engine) -> GoldenResult | None:
     """The outcome, or None for a model without a golden set. Raises `MagnitudeError` when it cannot be run."""
-    golden = read_golden(plan)
+    golden = read_golden(Path(plan.description.folder), plan.description.model_hash)
     if golden is None:
         return None
     rows: dict[tuple[int, ...], NDArray[np.float32]] = {}
