@@ -203,9 +203,9 @@ def test_ctrl_c_stops_the_answer_and_reaches_the_service(service: FakeService) -
 
 
 def test_wait_ends_when_the_service_is_ready_and_tells_what_to_type(cli: CliRunner, service: FakeService) -> None:
-    result = cli.invoke(app, ["wait", "--timeout", "5", "--how-to", "--url", f"unix:{service.socket}"])
+    result = cli.invoke(app, ["wait", "--how-to", "--url", f"unix:{service.socket}", "--listen", "127.0.0.1:9"])
     assert result.exit_code == 0
-    assert "http://127.0.0.1:11500/v1/chat/completions" in result.stdout
+    assert "http://127.0.0.1:9/v1/chat/completions" in result.stdout
     assert "from openai import OpenAI" in result.stdout
 
 

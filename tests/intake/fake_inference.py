@@ -12,7 +12,7 @@ from tiny_tokenizers import byte_level, word_piece
 from magnitude.engine.protocol import Tensor, TensorInfo, TokenLogprob
 from magnitude.errors import EngineNotReady, MagnitudeError, ModelNotFound
 from magnitude.models.description import DecoderShape, EncoderShape, ModelDescription, SpecialTokens
-from magnitude.schedule.inference import Emission, GenerationTask, ServiceHealth, VectorsResult
+from magnitude.schedule.inference import Emission, GenerationTask, ServiceHealth, ServiceState, VectorsResult
 from magnitude.text.catalogue import ModelText, TextCatalogue
 from magnitude.text.template import ChatTemplate, TemplateSet
 from magnitude.text.tokenizer import TextTokenizer
@@ -174,6 +174,18 @@ class FakeInference:
             queue_depth=0,
             running=self.open,
             uptime_s=1.0,
+        )
+
+    def state(self) -> ServiceState:
+        return ServiceState(
+            version="0",
+            health=self.health(),
+            engine_phase="serving",
+            engine_steps=self.emitted,
+            engine_rss_bytes=2,
+            service_rss_bytes=1,
+            models=[],
+            figures={},
         )
 
     def _ids(self, text: str) -> list[int]:

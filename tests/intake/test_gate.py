@@ -50,7 +50,7 @@ def test_the_unix_socket_needs_no_key_but_a_wrong_one_is_wrong() -> None:
         authorize(UNIX, "/v1/models", bearer("wrong"), KEYS)
 
 
-@pytest.mark.parametrize("path", ["/metrics", "/admin", "/admin/reload"])
+@pytest.mark.parametrize("path", ["/metrics", "/v1/magnitude/state", "/v1/magnitude/state/more"])
 def test_admin_routes_open_to_the_unix_socket_or_an_admin_key_only(path: str) -> None:
     assert authorize(UNIX, path, {}, OPEN).admin
     assert authorize(LOOPBACK, path, bearer("secret-r"), KEYS).admin
@@ -102,6 +102,7 @@ def test_an_own_origin_is_taken(origin: str) -> None:
         ("GET", "/v1/chat/completions", 405, "method_not_allowed"),
         ("DELETE", "/healthz", 405, "method_not_allowed"),
         ("GET", "/metrics", 401, "admin_key_missing"),
+        ("GET", "/v1/magnitude/state", 401, "admin_key_missing"),
         ("GET", "/v1/models/", 404, "model_not_found"),
         ("GET", "/healthz/", 404, "not_found"),
     ],

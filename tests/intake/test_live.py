@@ -149,6 +149,23 @@ def test_a_client_that_goes_away_frees_its_slot_once(live: Live, path: str, when
     )
 
 
+def test_a_client_that_sent_its_next_request_ahead_is_missed_as_well(live: Live) -> None:
+    live.inference.prefill_s = 600
+    sock = raw(live, "/v1/chat/completions", BODY)
+    assert eventually(lambda: live.inference.open == 1)
+    sock.sendall(b"GET /version HTTP/1.1\r\nHost: localhost\r\n\r\n")
+    time.sleep(0.1)
+    sock.close()
+    assert eventually(lambda: live.inference.open == 0)
+
+
+def test_requests_sent_ahead_are_answered_in_order(live: Live) -> None:
+    with raw(live, "/v1/chat/completions", BODY) as sock:
+        sock.sendall(b"GET /version HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n")
+        answer = b"".join(iter(lambda: sock.recv(4096), b""))
+    assert answer.index(b"chat.completion") < answer.index(b'"version"')
+
+
 def test_a_client_that_goes_away_while_texts_are_embedded_is_counted_as_cancelled(live: Live) -> None:
     live.inference.embed_s = 600
     sock = raw(live, "/v1/embeddings", {"input": "hello"})
@@ -173,6 +190,7 @@ def test_the_unix_socket_opens_admin_routes_and_loopback_does_not(live: Live) ->
     transport = httpx.HTTPTransport(uds=live.unix_path)
     with httpx.Client(transport=transport, base_url="http://any-name") as client:
         assert "magnitude_requests_total" in client.get("/metrics").text
+        assert client.get("/v1/magnitude/state").json()["health"]["ready"] is True
         assert client.post("/v1/chat/completions", json=BODY).status_code == 200
     assert httpx.get(f"{live.url}/metrics").status_code == 401
 

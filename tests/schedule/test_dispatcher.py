@@ -14,10 +14,11 @@ from magnitude.errors import EngineGone, EngineNotReady, ModelNotFound, Overload
 from magnitude.feedback.records import Feedback
 from magnitude.models.description import DecoderShape, EncoderShape, ModelDescription
 from magnitude.policy.strategy import Strategy
-from magnitude.schedule.dispatcher import Dispatcher, ModelPlan
+from magnitude.schedule.dispatcher import Dispatcher
 from magnitude.schedule.inference import GenerationTask
 from magnitude.schedule.kv_memory import KvMemory
 from magnitude.schedule.loading import ModelLoader
+from magnitude.schedule.plan import ModelPlan
 from magnitude.supervise.engine_process import EngineProcess
 from magnitude.supervise.lifecycle import EngineLifecycle, Phase
 from magnitude.supervise.supervisor import EngineSupervisor
@@ -60,18 +61,20 @@ class House:
 
     def __init__(self, plans: list[ModelPlan], *, max_queue: int = 4, environ: dict[str, str] | None = None) -> None:
         self.feedback = Feedback()
-        self.dispatcher = Dispatcher(plans, aliases={"gpt": "m"}, max_queue=max_queue, feedback=self.feedback)
-        self.loader = ModelLoader(self.dispatcher)
         self.environ = environ
         self.supervisor = EngineSupervisor(
             EngineLifecycle(load_deadline_s=30, step_deadline_s=60),
-            load=self.loader.load_all,
+            load=lambda link: self.loader.load_all(link),
             on_message=self.on_message,
-            on_up=self.dispatcher.engine_up,
+            on_up=lambda link: self.dispatcher.engine_up(link),
             on_down=self.on_down,
             on_failed=lambda reason: self.dispatcher.refuse_all(EngineNotReady(reason)),
             spawn=self.spawn,
         )
+        self.dispatcher = Dispatcher(
+            plans, aliases={"gpt": "m"}, max_queue=max_queue, feedback=self.feedback, engine=self.supervisor
+        )
+        self.loader = ModelLoader(self.dispatcher)
 
     def on_message(self, message: ToService) -> None:
         if not self.loader.on_message(message):
@@ -246,7 +249,7 @@ def test_an_engine_of_another_version_is_refused_in_words() -> None:
 
 
 def test_names_are_checked_and_the_hint_lists_what_there_is() -> None:
-    dispatcher = Dispatcher([plan("m"), embedder("e")], aliases={}, max_queue=1, feedback=Feedback())
+    dispatcher = House([plan("m"), embedder("e")]).dispatcher
     with pytest.raises(ModelNotFound) as unknown:
         dispatcher.model("gpt-9")
     assert "m, e" in unknown.value.hint

@@ -111,3 +111,37 @@ def test_markers_of_the_format_stay_text_in_a_text() -> None:
     ids = BYTE_LEVEL.encode_text("a <think>b</think>")
     assert {BYTE_LEVEL.token_id("<think>"), BYTE_LEVEL.token_id("</think>")}.isdisjoint(ids)
     assert BYTE_LEVEL.decode(ids) == "a <think>b</think>"
+
+
+def test_unknown_characters_become_the_unknown_token_and_change_nothing_else() -> None:
+    plain, unknown = WORD_PIECE.encode_text("hello mapi hello"), WORD_PIECE.encode_text("hello mapi \U0001f600 hello")
+    assert unknown == [*plain[:-1], 1, plain[-1]]
+
+
+def test_an_ordinary_token_that_ends_answers_may_appear_in_texts() -> None:
+    from tokenizers import Tokenizer
+
+    from magnitude.models.description import SpecialTokens
+
+    raw = Tokenizer.from_str(BYTE_LEVEL._tokenizer.to_str())
+    newline = raw.token_to_id("\u010a")
+    tokenizer = TextTokenizer(raw, SpecialTokens(eos=(newline,)))
+    assert tokenizer.encode_rendered(["a\nb"]) == tokenizer.encode_text("a\nb") == BYTE_LEVEL.encode_text("a\nb")
+
+
+def test_the_unknown_token_of_a_unigram_vocabulary_is_found() -> None:
+    from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
+
+    from magnitude.models.description import SpecialTokens
+
+    pieces = [("<unk>", 0.0), ("<s>", 0.0), ("</s>", 0.0), ("\u2581", -3.0), ("\u2581hi", -1.0), ("<s", -5.0)]
+    pieces += [(c, -4.0) for c in "hi<>/s"]
+    raw = Tokenizer(models.Unigram(pieces, unk_id=0, byte_fallback=False))
+    raw.pre_tokenizer = pre_tokenizers.Metaspace(prepend_scheme="first")
+    raw.decoder = decoders.Metaspace(prepend_scheme="first")
+    raw.add_special_tokens([AddedToken(t, normalized=False) for t in ("<unk>", "<s>", "</s>")])
+    tokenizer = TextTokenizer(raw, SpecialTokens(bos=1, eos=(2,), add_bos=True))
+    assert tokenizer.encode_text("hi \U0001f600 hi").count(0) == 1
+    ids = tokenizer.encode_text("hi<s>hi</s>")
+    assert {1, 2}.isdisjoint(ids)
+    assert tokenizer.decode(ids) == "hi<s>hi</s>"

@@ -27,6 +27,9 @@ UrlOption = Annotated[
 KeyOption = Annotated[
     str | None, typer.Option("--api-key", envvar="MAGNITUDE_API_KEY", metavar="KEY", help="API key.")
 ]
+ListenOption = Annotated[
+    str | None, typer.Option("--listen", metavar="HOST:PORT", help="The same as --set server.listen=HOST:PORT.")
+]
 JsonOption = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 ModelOption = Annotated[str, typer.Option("--model", "-m", metavar="NAME", help="Model (the default chat model).")]
 
@@ -38,9 +41,16 @@ def read_configuration(config: Path | None, overrides: list[str] | None = None) 
     return load(config, overrides=overrides or ())
 
 
-def reach_service(config: Path | None, url: str | None, api_key: str | None) -> ServiceClient:
+def with_listen(overrides: list[str] | None, listen: str | None) -> list[str]:
+    """The overrides of `--set` and `--listen` together."""
+    return [*(overrides or []), *([f'server.listen="{listen}"'] if listen is not None else [])]
+
+
+def reach_service(
+    config: Path | None, url: str | None, api_key: str | None, overrides: list[str] | None = None
+) -> ServiceClient:
     """A client of the running service: at `url`, or where the configuration says. Raises `ServiceUnreachable`."""
     from magnitude.cli.client import candidates, connect
     from magnitude.paths import find_paths
 
-    return connect(candidates(read_configuration(config).settings, find_paths(), url), api_key)
+    return connect(candidates(read_configuration(config, overrides).settings, find_paths(), url), api_key)

@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-from typing import Annotated
-
 import typer
 
-from magnitude.cli.options import ConfigOption, SetOption, read_configuration
+from magnitude.cli.options import ConfigOption, ListenOption, SetOption, read_configuration, with_listen
 
 
 def register(app: typer.Typer) -> None:
@@ -16,9 +14,7 @@ def register(app: typer.Typer) -> None:
 def serve(
     config: ConfigOption = None,
     overrides: SetOption = None,
-    listen: Annotated[
-        str | None, typer.Option("--listen", metavar="HOST:PORT", help="The same as --set server.listen=HOST:PORT.")
-    ] = None,
+    listen: ListenOption = None,
 ) -> None:
     """Run the service in the foreground until it is told to stop."""
     import logging
@@ -26,8 +22,7 @@ def serve(
     from magnitude import log
     from magnitude.service import run_service
 
-    extra = [f'server.listen="{listen}"'] if listen is not None else []
-    loaded = read_configuration(config, [*(overrides or []), *extra])
+    loaded = read_configuration(config, with_listen(overrides, listen))
     log.setup(loaded.settings.log)
     logger = logging.getLogger("magnitude.config")
     logger.info("configuration read", extra={"fields": {"files": ", ".join(loaded.files) or "none, all defaults"}})

@@ -4,11 +4,21 @@ from __future__ import annotations
 
 import os
 import time
+from pathlib import Path
 from typing import Annotated
 
 import typer
 
-from magnitude.cli.options import ConfigOption, KeyOption, UrlOption, reach_service
+from magnitude.cli.options import (
+    ConfigOption,
+    KeyOption,
+    ListenOption,
+    SetOption,
+    UrlOption,
+    reach_service,
+    read_configuration,
+    with_listen,
+)
 
 POLL_S = 0.2  # a person does not notice it, and it costs the starting service nothing
 
@@ -41,17 +51,20 @@ def wait(
     ] = None,
     how_to: Annotated[bool, typer.Option("--how-to", help="Then print how to talk to it.")] = False,
     config: ConfigOption = None,
+    overrides: SetOption = None,
+    listen: ListenOption = None,
     url: UrlOption = None,
     api_key: KeyOption = None,
 ) -> None:
-    """Wait until the service is ready to answer."""
+    """Wait until the service is ready to answer. Takes the options of `serve` that say where that is."""
     from magnitude.cli.client import ServiceUnreachable
 
+    overrides = with_listen(overrides, listen)
     deadline_s = time.monotonic() + timeout_s
     why = ""
     while True:
         try:
-            with reach_service(config, url, api_key) as client:
+            with reach_service(config, url, api_key, overrides) as client:
                 ready, said = client.readiness()
                 if ready:
                     break
@@ -62,20 +75,18 @@ def wait(
             raise ServiceUnreachable(f"the service is not ready: {why}", hint="See its log, or `magnitude doctor`")
         time.sleep(POLL_S)
     if how_to:
-        typer.echo(how_to_text(config))
+        typer.echo(how_to_text(config, overrides))
 
 
-def how_to_text(config: os.PathLike[str] | None = None) -> str:
+def how_to_text(config: Path | None, overrides: list[str]) -> str:
     """What to type next, for the addresses of the configuration."""
     import shlex
     import sys
-    from pathlib import Path
 
-    from magnitude.cli.options import read_configuration
     from magnitude.config import parse_listen
     from magnitude.paths import find_paths
 
-    settings = read_configuration(Path(config) if config else None).settings
+    settings = read_configuration(config, overrides).settings
     tcp = parse_listen(settings.server.listen)
     socket = settings.server.unix_socket or str(find_paths().unix_socket)
     home = os.environ.get("MAGNITUDE_HOME")

@@ -11,8 +11,8 @@ from magnitude.engine.load_errors import check_graph_file, explain
 from magnitude.engine.protocol import TensorInfo
 
 PROVIDERS = ("CPUExecutionProvider",)
-# ONNX Runtime's severity scale: 0 verbose, 1 info, 2 warning, 3 error, 4 fatal. Its errors reach us as exceptions too,
-# and in the log they would be coloured texts of several lines.
+# Severities are 0 verbose, 1 info, 2 warning, 3 error, 4 fatal. Errors reach us as exceptions as well, and in the
+# log they would be coloured texts of several lines.
 _FATAL_ONLY = 4
 
 # ONNX Runtime's names of element types, and NumPy's.

@@ -37,6 +37,7 @@ ROUTES = [
     Route("/readyz", health.readyz, methods=["GET"]),
     Route("/version", health.version, methods=["GET"]),
     Route("/metrics", health.metrics, methods=["GET"]),
+    Route("/v1/magnitude/state", health.state, methods=["GET"]),
     Route("/openapi.json", health.openapi, methods=["GET"]),
     Route("/v2", open_inference.server_metadata, methods=["GET"]),
     Route("/v2/health/live", open_inference.server_live, methods=["GET"]),

@@ -16,6 +16,8 @@ from magnitude.intake.errors import error_body, status_of
 
 # Health probes and a person's curl still get in when programs use up all connections.
 _RESERVED_CONNECTIONS = 8
+# Some requests sent ahead; nobody sends more before the first is answered.
+_MAX_AHEAD_BYTES = 256 * 1024
 
 
 def bounded_protocol(server: ServerSettings, metrics: Metrics) -> type[H11Protocol]:
@@ -55,6 +57,13 @@ def bounded_protocol(server: ServerSettings, metrics: Metrics) -> type[H11Protoc
             super().data_received(data)
             if self.cycle is not before:
                 self._head.stop()
+            elif self.flow.read_paused and self.conn.their_state is h11.DONE:
+                # The client sent its next request ahead, so uvicorn stopped reading until this one is answered,
+                # and would not notice that the client goes away.
+                if len(self.conn.trailing_data[0]) > _MAX_AHEAD_BYTES:
+                    self.transport.abort()
+                else:
+                    self.flow.resume_reading()
 
         def connection_lost(self, exc: Exception | None) -> None:
             self._head.stop()

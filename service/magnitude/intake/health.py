@@ -35,6 +35,11 @@ async def version(request: Request) -> Response:
     return json_reply({"name": "magnitude", "version": __version__})
 
 
+async def state(request: Request) -> Response:
+    """How each model runs, what it holds, and the running figures: what `magnitude ps` shows."""
+    return json_reply(context_of(request).inference.state())
+
+
 async def metrics(request: Request) -> Response:
     """All numbers for Prometheus."""
     return Response(context_of(request).metrics.render(), media_type="text/plain; version=0.0.4; charset=utf-8")

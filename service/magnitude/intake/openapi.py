@@ -54,6 +54,7 @@ def openapi_document() -> dict[str, Any]:
             "/readyz": _get("Can the service work"),
             "/version": _get("Name and version"),
             "/metrics": _get("Numbers for Prometheus"),
+            "/v1/magnitude/state": _get("What runs, how, and with which figures"),
             "/openapi.json": _get("This description"),
             "/v2": _get("Open Inference Protocol: the server"),
             "/v2/health/live": _get("Is the service alive"),

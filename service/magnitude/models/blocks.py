@@ -117,6 +117,13 @@ def stack(matrices: list[BlockMatrix]) -> BlockMatrix | None:
     )
 
 
+def widen(matrix: BlockMatrix) -> BlockMatrix:
+    """The same weights in codes of 8 bits. The matrix must have no minimum."""
+    assert matrix.minimum is None
+    codes = matrix.codes + np.uint8(128 - matrix.zero)
+    return BlockMatrix(codes, matrix.scale, None, 8, matrix.format)
+
+
 def pack(matrix: BlockMatrix) -> NDArray[np.uint8]:
     """The codes as MatMulNBits reads them: `[rows, blocks, block * bits / 8]`, low half first."""
     if matrix.bits == 8:

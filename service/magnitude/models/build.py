@@ -38,12 +38,15 @@ def build_graph(
     """Write `model.onnx` and `model.onnx.data` into `folder` and flush them to the disk.
 
     `bits` is the width of what is quantised here: float weights, and Q8_0 blocks in a 4-bit build. Other block
-    formats are repacked without loss whatever `bits` says, and embedding and output layer get at least 8 bits.
-    16 means not quantised: every weight is stored as float32, because ONNX Runtime's CPU operators compute in float32
-    (half-precision weights would be converted at load) and dequantised blocks are not exact in float16.
+    formats are repacked without loss whatever `bits` says; only a look-up table with minima is quantised again, to
+    8 bits. Embedding and output layer get 8 bits where they are quantised. 16 means not quantised: every weight is
+    stored as float32, because ONNX Runtime's CPU operators compute in float32 (half-precision weights would be
+    converted at load) and dequantised blocks are not exact in float16.
 
-    `accuracy_level` is MatMulNBits' (4: activations in INT8, 0: float). `kv_scales` are needed for, and only for, an
-    int8 KV cache. `all_logits` returns the logits of all tokens, not of the last one: for verification.
+    `accuracy_level` is MatMulNBits' (4: activations in INT8, 0: float). With float activations ONNX Runtime has no
+    fast kernel for a single token: on one AVX2 core 4-bit products take 4 times as long, 8-bit ones (the output
+    layer) 70 times. `kv_scales` are needed for, and only for, an int8 KV cache.
+    `all_logits` returns the logits of all tokens, not of the last one: for verification.
 
     Raises `ImportFailed` when tensors are missing, have a wrong shape or have no place in the graph (all are listed),
     and `OSError` when the folder cannot be written; half-written files are the caller's to remove.

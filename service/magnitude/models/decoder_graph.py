@@ -25,6 +25,8 @@ from magnitude.models.sources.source import ArchConfig, Rope, WeightSource
 # the memory for a longer KV cache, so models trained for 128k or a million positions get this many.
 MAX_POSITIONS = 32768
 
+HEAD_DIM_STEP = 16  # checked by ONNX Runtime's GroupQueryAttention when it rotates
+
 _EMBEDDING, _HEAD = "model.embed_tokens.weight", "lm_head.weight"
 _ROPE_FACTORS = "rope_freqs.weight"  # a divisor for each frequency, in GGUF files of Llama 3.1 and later
 _END = 2**63 - 1
@@ -33,7 +35,10 @@ _END = 2**63 - 1
 class KvScales(msgspec.Struct, frozen=True, kw_only=True):
     """Scales of one layer's INT8 KV: a stored byte times its scale is the value.
 
-    One number for the whole tensor, or one for each channel (`kv_heads * head_dim`, head by head).
+    One number for the whole tensor, or one for each channel (`kv_heads * head_dim`, head by head); K and V alike.
+    Scales need room above what a calibration showed, by channel more than by tensor: SmolLM2-135M on 768 tokens of
+    prose, calibrated on 110 others, mean KL against a float cache: one scale with room 1.1: 0.0045, with 1.5: 0.009;
+    by channel with room 1.1: 0.012, with 2.2: 0.003 (and the attention takes a tenth longer than with one scale).
     """
 
     key: tuple[float, ...]
@@ -135,6 +140,11 @@ class DecoderGraph:
 
     def _rotation(self) -> None:
         factors = self._source.floats(_ROPE_FACTORS) if _ROPE_FACTORS in self._source.tensor_names() else None
+        if factors is not None and factors.shape != (self._config.head_dim // 2,):
+            raise ImportFailed(
+                f"{_ROPE_FACTORS} has the shape {list(factors.shape)}, not [{self._config.head_dim // 2}]",
+                hint="The file is damaged",
+            )
         cosines, sines = rotation_tables(self._config.rope, self._config.head_dim, self._positions, factors)
         self._graph.tensor("cos_cache", cosines)
         self._graph.tensor("sin_cache", sines)
@@ -149,8 +159,9 @@ class DecoderGraph:
         # The look-up has no correction for minima, and the output layer is the one whose errors reach the logits
         # unsoftened: both keep 8 bits whatever the other layers have.
         matrix, lossless = self._source.blocks(_EMBEDDING), True
-        if matrix is None or matrix.minimum is not None or matrix.bits != 8:
+        if matrix is None or matrix.minimum is not None:
             matrix, lossless = blocks.quantise(self._source.floats(_EMBEDDING), 8), False
+        matrix = blocks.widen(matrix)
         self._note(_EMBEDDING, f"int8/{matrix.block}", lossless=lossless)
         codes = graph.tensor("embedding.codes", matrix.codes)
         scale = graph.tensor("embedding.scale", matrix.scale)
@@ -245,8 +256,14 @@ class DecoderGraph:
 
     def _mlp(self, layer: int, x: str) -> str:
         graph, at, module = self._graph, f"layers.{layer}", f"model.layers.{layer}.mlp"
-        gate = self._one(x, f"{module}.gate_proj", f"{at}.gate")
-        up = self._one(x, f"{module}.up_proj", f"{at}.up")
+        both = self._linear.apply(x, [f"{module}.gate_proj", f"{module}.up_proj"], f"{at}.gate_up")
+        if both is not None:
+            # One product and a split: 3 % less processor time a token than two products (SmolLM2-135M, AVX2).
+            gate, up = f"{at}.gate", f"{at}.up"
+            graph.node("Split", [both], [gate, up], attributes={"axis": -1, "num_outputs": 2})
+        else:
+            gate = self._one(x, f"{module}.gate_proj", f"{at}.gate")
+            up = self._one(x, f"{module}.up_proj", f"{at}.up")
         graph.contrib("QuickGelu", [gate], f"{at}.silu", alpha=1.0)  # x * sigmoid(alpha * x), in one pass
         graph.node("Mul", [f"{at}.silu", up], f"{at}.swiglu")
         return self._one(f"{at}.swiglu", f"{module}.down_proj", f"{at}.mlp.out")
@@ -280,13 +297,23 @@ def _check_kv(config: ArchConfig, kv_type: KvType, scales: tuple[KvScales, ...] 
         raise ImportFailed("A float16 KV cache does not exist on the CPU", hint="Choose float32 or int8")
     if (kv_type == "int8") != (scales is not None):
         raise ImportFailed("Scales belong to an int8 KV cache and to no other", hint="Give scales for every layer")
-    if config.head_dim % 2:
-        raise ImportFailed(f"Heads of width {config.head_dim} cannot be rotated", hint="Take another model")
+    if config.head_dim % HEAD_DIM_STEP:
+        raise ImportFailed(
+            f"Heads of width {config.head_dim} are not supported, it must be a multiple of {HEAD_DIM_STEP}",
+            hint="Take another model",
+        )
+    if config.heads % config.kv_heads:
+        raise ImportFailed(
+            f"{config.heads} heads cannot share {config.kv_heads} KV heads evenly",
+            hint="The configuration is damaged",
+        )
     if scales is None:
         return
     channels = config.kv_heads * config.head_dim
-    if len(scales) != config.layers or any(len(s) not in (1, channels) for kv in scales for s in (kv.key, kv.value)):
+    if len(scales) != config.layers or any(
+        (len(kv.key), len(kv.value)) not in ((1, 1), (channels, channels)) for kv in scales
+    ):
         raise ImportFailed(
-            f"KV scales must be given for {config.layers} layers, one number or {channels} each for K and V",
+            f"KV scales must be given for {config.layers} layers, one number each for K and V or {channels} each",
             hint="Calibrate them again for this model",
         )

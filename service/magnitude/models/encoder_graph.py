@@ -3,6 +3,10 @@
 Inputs: `input_ids`, `attention_mask` (1 for tokens, 0 for padding) and `token_type_ids`, int64 `[batch, tokens]`.
 Output: `embeddings` float32 `[batch, hidden]` of an embedder, or `scores` float32 `[batch, labels]` (raw logits) of a
 cross-encoder. Padding does not change the result of a row.
+
+Linear layers stay apart from the fused operators around them, so that they can be stored in every bit width. For
+float weights ONNX Runtime fuses their biases itself at load; its Attention operator with merged weights was only
+1 to 5 % faster (MiniLM, 16 to 512 tokens, one AVX2 core).
 """
 
 from __future__ import annotations

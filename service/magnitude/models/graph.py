@@ -78,7 +78,7 @@ class GraphWriter:
     def tensor(self, name: str, values: NDArray[Any]) -> str:
         """Add a constant tensor; a large one goes to the data file at once."""
         assert name not in self._tensors, f"tensor {name} is added twice"
-        values = np.ascontiguousarray(values)
+        values = np.asarray(values, order="C")
         if values.nbytes < INLINE_BYTES:
             self._tensors[name] = numpy_helper.from_array(values, name)
             return name

@@ -5,6 +5,10 @@
 | blocks         | MatMulNBits                                                                                  |
 | blocks+minimum | MatMulNBits, and a float product of the activations' block sums added to it (`correction`)   |
 | float32        | MatMul                                                                                       |
+
+The correction takes 15 % of a decode step's processor time (SmolLM2-135M, AVX2, 256 positions), most of it in the
+product itself. Block sums by AveragePool or by a product with an indicator matrix, and Gemm in place of MatMul and
+Add on a flattened stream, were within 3 % of the form used here.
 """
 
 from __future__ import annotations
@@ -53,18 +57,17 @@ class LinearLayers:
         """
         names = [f"{layer}.weight" for layer in layers]
         wanted = bits or self._bits
-        bias = self._bias(layers, out)
         if wanted == 16 or not all(blocks.can_be_blocked(self._source.shape(n)[1]) for n in names):
             weights = np.concatenate([self._source.floats(n) for n in names])
             self._note(names, "float32", lossless=True)
-            return self._float_product(x, weights, bias, out)
+            return self._float_product(x, weights, self._bias(layers, out), out)
         matrices = [self._matrix(name, wanted) for name in names]
         stacked = blocks.stack([matrix for matrix, _ in matrices])
         if stacked is None:
             return None
         for name, (matrix, lossless) in zip(names, matrices, strict=True):
             self._note([name], _stored_format(matrix), lossless=lossless)
-        return self._block_product(x, stacked, bias, out)
+        return self._block_product(x, stacked, self._bias(layers, out), out)
 
     def _matrix(self, name: str, bits: Literal[4, 8]) -> tuple[BlockMatrix, bool]:
         """The blocks to store for a matrix, and whether they equal the source's."""

@@ -36,7 +36,6 @@ from magnitude.errors import (
 )
 from magnitude.feedback.records import Feedback, TaskRecord
 from magnitude.models.description import Kind, ModelDescription
-from magnitude.policy.strategy import Strategy
 from magnitude.schedule.admission import (
     Admission,
     Dropped,
@@ -52,22 +51,12 @@ from magnitude.schedule.admission import (
     Submit,
     Withdraw,
 )
-from magnitude.schedule.inference import GenerationTask, VectorsResult
-from magnitude.schedule.kv_memory import KvMemory
+from magnitude.schedule.inference import GenerationTask, ServiceHealth, ServiceState, VectorsResult
 from magnitude.schedule.open_tasks import OpenGeneration, OpenRun, OpenTask, unexpected
+from magnitude.schedule.plan import ModelPlan
+from magnitude.schedule.report import EngineView, health_of, state_of
 
 log = logging.getLogger("magnitude.schedule")
-
-
-class ModelPlan:
-    """A model that is to be served: how it runs, its KV memory, and what became of loading it."""
-
-    def __init__(self, description: ModelDescription, strategy: Strategy, kv: KvMemory | None) -> None:
-        self.description = description
-        self.strategy = strategy
-        self.kv = kv
-        self.failure: MagnitudeError | None = None
-        self.signature: tuple[tuple[TensorInfo, ...], tuple[TensorInfo, ...]] | None = None
 
 
 class Dispatcher:
@@ -80,13 +69,16 @@ class Dispatcher:
         aliases: Mapping[str, str],
         max_queue: int,
         feedback: Feedback,
+        engine: EngineView,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._plans = {plan.description.name: plan for plan in plans}
         self._aliases = dict(aliases)
         self._admission = Admission(max_queue=max_queue)
         self._feedback = feedback
+        self._engine = engine
         self._clock = clock
+        self._started_s = clock()
         self._open: dict[int, OpenTask] = {}
         self._ids = itertools.count(1)
         self._link: EngineLink | None = None
@@ -205,7 +197,19 @@ class Dispatcher:
             raise unexpected(answer)
         return answer.outputs
 
-    # --- figures for health, state and metrics ---
+    def health(self) -> ServiceHealth:
+        return health_of(
+            self.plans(),
+            self._engine,
+            waiting=self.waiting,
+            running=self.running,
+            uptime_s=self._clock() - self._started_s,
+        )
+
+    def state(self) -> ServiceState:
+        return state_of(self.plans(), self._engine, self.health(), self._feedback)
+
+    # --- figures for metrics ---
 
     @property
     def waiting(self) -> int:

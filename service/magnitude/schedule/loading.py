@@ -9,7 +9,8 @@ from collections.abc import Awaitable, Callable
 from magnitude.engine.client import EngineLink
 from magnitude.engine.protocol import Failed, Loaded, LoadModel, Message, PrefillProgress, ToService
 from magnitude.errors import MagnitudeError
-from magnitude.schedule.dispatcher import Dispatcher, ModelPlan, error_from
+from magnitude.schedule.dispatcher import Dispatcher, error_from
+from magnitude.schedule.plan import ModelPlan
 from magnitude.supervise.lifecycle import LoadFailed, ModelsReady
 
 log = logging.getLogger("magnitude.schedule")

@@ -23,6 +23,8 @@ from magnitude.text.token_bytes import token_bytes
 # SentencePiece kind put a space mark before every text they see, which must not appear inside a word.
 _ANCHOR = "\n"
 
+_NO_CHARACTER = "\ufdd0"  # set aside by Unicode as no character at all
+
 # A marker that a vocabulary lists as an ordinary added token, but that templates and parsers read as structure
 # (`<think>`, `<tool_call>`, `<|end|>`, `[INST]`).
 _MARKER_SHAPE = re.compile(r"^(<[^<>\s]+>|\[[A-Z_/ ]+\])$")
@@ -59,11 +61,19 @@ class TextTokenizer:
         self.vocab_size: int = tokenizer.get_vocab_size(with_added_tokens=True)
         named = {i for i in (special.bos, special.pad, *special.eos) if i is not None}
         self.special_ids: frozenset[int] = frozenset(i for i, t in added.items() if t.special) | named
-        markers = {i for i, t in added.items() if _MARKER_SHAPE.match(t.content)}
-        self._control_ids = self.special_ids | markers
-        # One character cannot be cut in two; no tokenizer in use has such a control token.
-        strings = {self.token_text(i) for i in self._control_ids if len(self.token_text(i)) > 1}
-        strong = {self.token_text(i) for i in self.special_ids if len(self.token_text(i)) > 1}
+        # Only added tokens are found in a text as a whole; a model may end with an ordinary token (a line break),
+        # which is none to keep clients from. One character cannot be cut in two.
+        unknown = self._unknown_id()
+        control = {
+            i: bool(t.special)
+            for i, t in added.items()
+            if i != unknown and len(t.content) > 1 and (t.special or _MARKER_SHAPE.match(t.content))
+        }
+        self._control_ids = frozenset(control)
+        # The text of the unknown token is cut as well, but its id is what unknown characters honestly get.
+        unknown_text = {added[unknown].content} if unknown is not None and unknown in added else set()
+        strings = {added[i].content for i in control} | unknown_text
+        strong = {added[i].content for i, special in control.items() if special} | unknown_text
         self._control = _alternation(strings)
         self._strong_control = _alternation(strong)
         self._tails = frozenset(s[:n] for s in strings for n in range(1, len(s)))
@@ -118,10 +128,10 @@ class TextTokenizer:
         ids: list[int] = []
         for number, piece in enumerate(self.cut(text)):
             part = self._encode_piece(piece, first=number == 0)
-            if not self.special_ids.isdisjoint(part):
+            if not self._control_ids.isdisjoint(part):
                 # Normalisation made a control string out of other characters (full-width brackets).
                 part = [i for n, char in enumerate(piece) for i in self._encode_piece(char, first=number + n == 0)]
-                part = [i for i in part if i not in self.special_ids or i == self._unknown_id()]
+                part = [i for i in part if i not in self._control_ids]
             ids += part
         return ids
 
@@ -138,11 +148,10 @@ class TextTokenizer:
         Raises `RequestError` when client text turned into a control token in spite of the cuts.
         """
         ids: list[int] = []
-        unknown = self._unknown_id()
         for number, piece in enumerate(pieces):
             part = self._encode_piece(piece, first=number == 0)
             meant = len(self._control.findall(piece)) if self._control else 0
-            if sum(i in self._control_ids and i != unknown for i in part) > meant:
+            if sum(i in self._control_ids for i in part) > meant:
                 raise RequestError(
                     "A message holds text that this model's tokenizer would read as a control token",
                     hint="Remove full-width or otherwise unusual brackets around names of control tokens.",
@@ -230,8 +239,13 @@ class TextTokenizer:
         return [bos, *ids[start:]]
 
     def _unknown_id(self) -> int | None:
+        """What characters outside the vocabulary become; None where bytes stand in for them."""
         unknown = getattr(self._tokenizer.model, "unk_token", None)
-        return None if unknown is None else self.token_id(unknown)
+        if unknown is not None:
+            return self.token_id(unknown)
+        # Models of the Unigram kind do not name it, but show it for a character that no vocabulary has.
+        ids = self._encode_raw(_NO_CHARACTER)
+        return ids[-1] if ids and self.token_text(ids[-1]).startswith("<unk") else None
 
     def _frame_of_one(self) -> _Frame:
         plain = self._encode_raw("a")

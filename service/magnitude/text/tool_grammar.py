@@ -8,6 +8,7 @@ JSON schema.
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Sequence
 from typing import Any, Literal
 
@@ -21,6 +22,8 @@ from magnitude.text.tool_prompt import CALL_CLOSE, CALL_OPEN, ToolSpec
 _MAX_CALLS = 8
 # Far beyond any hand-written schema; the engine refuses more as well.
 _MAX_GRAMMAR_CHARS = 256 * 1024
+# llguidance says where in the grammar, which the client never saw.
+_PLACE = re.compile(r"^at \d+\(\d+\): (failed to compile JSON schema: )?")
 # Free white space lets a small model write blanks until its limit. One fixed style cannot run away, and is how
 # json.dumps writes, so models have seen it most.
 _JSON_STYLE = {"whitespace_flexible": False, "item_separator": ", ", "key_separator": ": ", "coerce_one_of": True}
@@ -109,7 +112,7 @@ def _check(lark: str, param: str) -> None:
         )
     failed, messages = LLMatcher.validate_grammar_with_warnings(lark)
     if failed:
-        reason = " ".join(str(messages[0]).split("\n")[0].split()) if messages else "unknown reason"
+        reason = _PLACE.sub("", str(messages[0]).split("\n", maxsplit=1)[0]) if messages else "unknown reason"
         raise RequestError(
             f"The JSON schema in {param} cannot be used: {reason}",
             hint="Use the plain keywords of JSON schema: type, properties, required, items, enum, anyOf, minimum.",

@@ -1,0 +1,20 @@
+"""A model that is to be served: how it runs, its KV memory, and what became of loading it."""
+
+from __future__ import annotations
+
+from magnitude.engine.protocol import TensorInfo
+from magnitude.errors import MagnitudeError
+from magnitude.models.description import ModelDescription
+from magnitude.policy.strategy import Strategy
+from magnitude.schedule.kv_memory import KvMemory
+
+
+class ModelPlan:
+    """`failure` says why the model cannot serve; `signature` are its graph's inputs and outputs once it is loaded."""
+
+    def __init__(self, description: ModelDescription, strategy: Strategy, kv: KvMemory | None) -> None:
+        self.description = description
+        self.strategy = strategy
+        self.kv = kv
+        self.failure: MagnitudeError | None = None
+        self.signature: tuple[tuple[TensorInfo, ...], tuple[TensorInfo, ...]] | None = None

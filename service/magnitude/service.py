@@ -1,0 +1,221 @@
+"""The service: builds the parts, owns start and stop.
+
+    intake ──▶ dispatcher (admission, strategy) ──▶ engine process ──▶ feedback
+                          supervisor keeps the engine alive
+
+No model runs in this process.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import signal
+from collections.abc import MutableMapping
+from pathlib import Path
+
+import psutil
+
+from magnitude import __version__
+from magnitude.board.cpu import read_cpu
+from magnitude.board.roots import HostRoots
+from magnitude.config import Settings
+from magnitude.engine.client import EngineLink
+from magnitude.engine.kv_layout import KvLayout
+from magnitude.engine.protocol import ToService
+from magnitude.errors import EngineNotReady, MagnitudeError, ModelError
+from magnitude.feedback.metrics import Metrics
+from magnitude.feedback.records import Feedback
+from magnitude.intake.app import build_app
+from magnitude.intake.serve import serve
+from magnitude.intake.sockets import open_sockets
+from magnitude.models.catalogue import BrokenModel, open_folder, resolve, scan
+from magnitude.models.description import ModelDescription
+from magnitude.paths import Paths, find_paths
+from magnitude.policy.strategy import BoardFacts, default_strategy
+from magnitude.schedule.dispatcher import Dispatcher
+from magnitude.schedule.golden_run import GoldenGate
+from magnitude.schedule.kv_memory import KvMemory
+from magnitude.schedule.loading import FreshEngine, ModelLoader, load_deadline_s
+from magnitude.schedule.plan import ModelPlan
+from magnitude.supervise.lifecycle import EngineLifecycle, LoadFailed, ModelsReady
+from magnitude.supervise.supervisor import EngineSupervisor
+from magnitude.text.catalogue import TextCatalogue
+
+log = logging.getLogger("magnitude.service")
+
+
+def choose_models(settings: Settings, found: list[ModelDescription]) -> list[ModelDescription]:
+    """The models to serve, default chat model first.
+
+    The chat model is the first decoder of `found`. Besides it come those that `models.load` names, or every model
+    that is not a decoder. Raises `ModelError` for a name that is not there.
+    """
+    by_name = {model.name: model for model in found}
+    if settings.models.load is not None:
+        missing = [name for name in settings.models.load if name not in by_name]
+        if missing:
+            raise ModelError(
+                f"models.load names {', '.join(missing)}, which the models folder does not hold",
+                param="models.load",
+                hint=f"There are: {', '.join(sorted(by_name)) or 'none'}; see 'magnitude list'",
+            )
+        others = [by_name[name] for name in settings.models.load]
+    else:
+        others = [model for model in found if model.kind != "decoder"]
+    chat = next((model for model in found if model.kind == "decoder"), None)
+    chosen = [chat] if chat is not None else []
+    return chosen + [model for model in others if model is not chat]
+
+
+def find_models(settings: Settings, models_folder: Path) -> list[ModelDescription]:
+    """What is to be served, from the models folder and `engine.model_path`. Raises `ModelError` when nothing is."""
+    folder = Path(settings.models.folder) if settings.models.folder else models_folder
+    found: list[ModelDescription] = []
+    for entry in scan(folder):
+        if isinstance(entry, BrokenModel):
+            log.error(
+                "model folder is broken",
+                extra={"fields": {"folder": entry.folder, "reason": entry.message, "hint": entry.hint}},
+            )
+        else:
+            found.append(entry)
+    if settings.engine.model_path:
+        chat = open_folder(resolve(Path(settings.engine.model_path)))
+        found = [chat, *(model for model in found if model.name != chat.name)]
+    chosen = choose_models(settings, found)
+    if not chosen:
+        raise ModelError(
+            f"there is no model to serve: {folder} holds none that can be used",
+            hint="Import one with 'magnitude import SOURCE', or let scripts/run fetch the embedded models",
+        )
+    return chosen
+
+
+class Service:
+    """One running service: the engine's supervisor and the dispatcher in front of it."""
+
+    def __init__(self, settings: Settings, paths: Paths, *, roots: HostRoots | None = None) -> None:
+        self.settings = settings
+        self.feedback = Feedback()
+        self._golden = GoldenGate(paths.state)
+        self._cpu = read_cpu(roots)
+        board = BoardFacts(usable_threads=self._cpu.threads)
+        plans = [self._plan(model, board) for model in find_models(settings, paths.models)]
+        self.supervisor = EngineSupervisor(
+            EngineLifecycle(load_deadline_s=load_deadline_s(plans), step_deadline_s=settings.engine.step_deadline_s),
+            load=self._load,
+            on_message=self._on_message,
+            on_up=self._on_up,
+            on_down=self._on_down,
+            on_failed=self._on_failed,
+        )
+        self.dispatcher = Dispatcher(
+            plans,
+            aliases=settings.models.aliases,
+            max_queue=settings.server.max_queue,
+            feedback=self.feedback,
+            engine=self.supervisor,
+        )
+        self.loader = ModelLoader(self.dispatcher, self._admit)
+
+    def metrics(self) -> Metrics:
+        """Instruments that read this service's numbers when they are asked."""
+        metrics = Metrics()
+        process, supervisor = psutil.Process(), self.supervisor
+        metrics.watch_memory(
+            service_rss_bytes=lambda: process.memory_info().rss,
+            engine_rss_bytes=lambda: supervisor.heartbeat.rss_bytes if supervisor.heartbeat else 0,
+            kv_bytes=self.dispatcher.kv_resident_bytes,
+        )
+        metrics.watch_load(
+            running=lambda: self.dispatcher.running,
+            queued=lambda: self.dispatcher.waiting,
+            engine_restarts=lambda: supervisor.lifecycle.restarts,
+        )
+        return metrics
+
+    async def stop(self) -> None:
+        """End the engine and give the KV memory back."""
+        await self.supervisor.stop()
+        for plan in self.dispatcher.plans():
+            if plan.kv is not None:
+                plan.kv.close()
+
+    def _plan(self, model: ModelDescription, board: BoardFacts) -> ModelPlan:
+        strategy = default_strategy(board, self.settings.engine, model.decoder)
+        kv = None
+        if model.decoder is not None:
+            layout = KvLayout.of(model.decoder, slots=strategy.slots, max_len=strategy.context_length)
+            kv = KvMemory(model.name, layout)
+        return ModelPlan(model, strategy, kv)
+
+    # --- what the supervisor tells ---
+
+    async def _load(self, link: EngineLink) -> ModelsReady | LoadFailed:
+        return await self.loader.load_all(link)
+
+    async def _admit(self, plan: ModelPlan, engine: FreshEngine) -> MagnitudeError | None:
+        hello = self.supervisor.hello
+        return await self._golden.admit(
+            plan, engine, ort_version=hello.ort_version if hello else "", cpu_features=self._cpu.features
+        )
+
+    def _on_message(self, message: ToService) -> None:
+        if not self.loader.on_message(message):
+            self.dispatcher.on_message(message)
+
+    def _on_up(self, link: EngineLink) -> None:
+        self.dispatcher.engine_up(link)
+
+    def _on_down(self, reason: str) -> None:
+        self.loader.engine_down()
+        self.dispatcher.engine_down(reason)
+
+    def _on_failed(self, reason: str) -> None:
+        self.dispatcher.refuse_all(
+            EngineNotReady(f"the engine cannot serve: {reason}", hint="See 'magnitude doctor' and the log")
+        )
+
+
+async def _serve(settings: Settings, paths: Paths, environ: MutableMapping[str, str]) -> None:
+    sockets = open_sockets(settings.server, environ, run_folder=paths.run)
+    service = Service(settings, paths)
+    stop = asyncio.Event()
+    loop = asyncio.get_running_loop()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(number, stop.set)
+    metrics = service.metrics()
+    app = build_app(service.dispatcher, settings, texts=TextCatalogue(), metrics=metrics)
+    addresses = ", ".join(listening.address for listening in sockets)
+    watch = loop.create_task(service.supervisor.run())
+    # A supervision that ended by an error of its own must take the service down, not leave it without an engine.
+    watch.add_done_callback(lambda _: stop.set())
+    try:
+        await serve(
+            app,
+            sockets,
+            server=settings.server,
+            metrics=metrics,
+            stop=stop,
+            on_started=lambda: log.info(
+                "listening", extra={"fields": {"addresses": addresses, "version": __version__, "pid": os.getpid()}}
+            ),
+        )
+    finally:
+        failed = watch.done() and not watch.cancelled() and watch.exception()
+        watch.cancel()
+        await service.stop()
+        log.info("stopped")
+    if failed:
+        raise failed
+
+
+def run_service(settings: Settings, *, environ: MutableMapping[str, str] | None = None) -> None:
+    """Serve until SIGTERM or SIGINT. Raises `MagnitudeError` when the service cannot start."""
+    environ = os.environ if environ is None else environ
+    paths = find_paths(environ)
+    for folder in (paths.state, paths.run):
+        folder.mkdir(parents=True, exist_ok=True)
+    asyncio.run(_serve(settings, paths, environ))
