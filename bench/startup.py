@@ -55,8 +55,7 @@ class IdleMemory(msgspec.Struct, frozen=True, kw_only=True):
 class ReadyTime(msgspec.Struct, frozen=True, kw_only=True):
     """Seconds from the start of a command to each milestone, None for one that was not seen.
 
-    A script that replaces itself by the service is the service's process from the start: `service_process_s` is 0
-    then, and its own part ends somewhere before `engine_process_s`.
+    `service_process_s`: when the service's process began, or when the script replaced itself by it.
     """
 
     command: str
@@ -139,11 +138,15 @@ def time_to_ready(command: Sequence[str], port: int, cwd: Path = PROJECT) -> Rea
     output = bytearray()
     assert process.stdout is not None
     os.set_blocking(process.stdout.fileno(), False)
+    script = _command_line(process.pid)
+    replaced_s: float | None = None
     first_answer_s: float | None = None
     try:
         while True:
             output += process.stdout.read() or b""
             elapsed_s = time.monotonic() - began_s
+            if replaced_s is None and _command_line(process.pid) != script:
+                replaced_s = elapsed_s
             if first_answer_s is None and status_of(port, "/healthz", 1.0) == 200:
                 first_answer_s = elapsed_s
             if first_answer_s is not None and status_of(port, "/readyz", 1.0) == 200:
@@ -164,11 +167,19 @@ def time_to_ready(command: Sequence[str], port: int, cwd: Path = PROJECT) -> Rea
                 process.wait()
     return ReadyTime(
         command=" ".join(command),
-        service_process_s=service,
+        service_process_s=replaced_s if replaced_s is not None else service,
         first_answer_s=first_answer_s,
         engine_process_s=engine,
         ready_s=ready_s,
     )
+
+
+def _command_line(pid: int) -> bytes:
+    """The command line of `pid`, empty once it is gone."""
+    try:
+        return Path(f"/proc/{pid}/cmdline").read_bytes()
+    except OSError:
+        return b""
 
 
 def _started(root: int) -> tuple[float | None, float | None]:
