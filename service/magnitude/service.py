@@ -12,19 +12,20 @@ import asyncio
 import logging
 import os
 import signal
-from collections.abc import MutableMapping
+from collections.abc import MutableMapping, Sequence
 from pathlib import Path
 
 import psutil
 
 from magnitude import __version__
 from magnitude.board.cpu import read_cpu
+from magnitude.board.memory import effective_memory
 from magnitude.board.roots import HostRoots
 from magnitude.config import Settings
 from magnitude.engine.client import EngineLink
 from magnitude.engine.kv_layout import KvLayout
 from magnitude.engine.protocol import ToService
-from magnitude.errors import EngineNotReady, MagnitudeError, ModelError
+from magnitude.errors import BudgetExceeded, EngineNotReady, MagnitudeError, ModelError
 from magnitude.feedback.metrics import Metrics
 from magnitude.feedback.records import Feedback
 from magnitude.intake.app import build_app
@@ -33,9 +34,10 @@ from magnitude.intake.sockets import open_sockets
 from magnitude.models.catalogue import BrokenModel, open_folder, resolve, scan
 from magnitude.models.description import ModelDescription
 from magnitude.paths import Paths, find_paths
+from magnitude.policy.fitting import fit_to_memory
 from magnitude.policy.strategy import BoardFacts, default_strategy
 from magnitude.schedule.dispatcher import Dispatcher
-from magnitude.schedule.golden_run import GoldenGate
+from magnitude.schedule.golden_gate import GoldenGate
 from magnitude.schedule.kv_memory import KvMemory
 from magnitude.schedule.loading import FreshEngine, ModelLoader, load_deadline_s
 from magnitude.schedule.plan import ModelPlan
@@ -102,7 +104,7 @@ class Service:
         self._golden = GoldenGate(paths.state)
         self._cpu = read_cpu(roots)
         board = BoardFacts(usable_threads=self._cpu.threads)
-        plans = [self._plan(model, board) for model in find_models(settings, paths.models)]
+        plans = self._plans(find_models(settings, paths.models), board, effective_memory(roots).headroom_bytes)
         self.supervisor = EngineSupervisor(
             EngineLifecycle(load_deadline_s=load_deadline_s(plans), step_deadline_s=settings.engine.step_deadline_s),
             load=self._load,
@@ -143,8 +145,35 @@ class Service:
             if plan.kv is not None:
                 plan.kv.close()
 
-    def _plan(self, model: ModelDescription, board: BoardFacts) -> ModelPlan:
-        strategy = default_strategy(board, self.settings.engine, model.decoder)
+    def _plans(self, models: list[ModelDescription], board: BoardFacts, free_bytes: int) -> list[ModelPlan]:
+        """Plans that fit together. The chat model must fit; another one that does not is left out and reported."""
+        plans: list[ModelPlan] = []
+        for model in models:
+            beside_bytes = sum(other.weight_bytes for other in models if other is not model)
+            try:
+                plans.append(self._plan(model, board, free_bytes - beside_bytes))
+            except BudgetExceeded as error:
+                if model is models[0]:
+                    raise
+                log.error("model left out", extra={"fields": {"model": model.name, "reason": str(error)}})
+        return plans
+
+    def _plan(self, model: ModelDescription, board: BoardFacts, available_bytes: int) -> ModelPlan:
+        wished = default_strategy(board, self.settings.engine, model.decoder)
+        strategy = fit_to_memory(wished, model, available_bytes)
+        if strategy.context_length != wished.context_length:
+            log.warning(
+                "context shortened to fit the memory",
+                extra={
+                    "fields": {
+                        "model": model.name,
+                        "wished": wished.context_length,
+                        "context": strategy.context_length,
+                        "slots": strategy.slots,
+                        "available_mb": available_bytes // 1_000_000,
+                    }
+                },
+            )
         kv = None
         if model.decoder is not None:
             layout = KvLayout.of(model.decoder, slots=strategy.slots, max_len=strategy.context_length)
@@ -179,6 +208,13 @@ class Service:
         )
 
 
+async def _report_text_problems(models: Sequence[ModelDescription], texts: TextCatalogue) -> None:
+    """A missing template or a broken tokenizer is said at start, not at the first request."""
+    for model in models:
+        for problem in await asyncio.to_thread(texts.problems, model):
+            log.warning("text of a model is not in order", extra={"fields": {"model": model.name, "reason": problem}})
+
+
 async def _serve(settings: Settings, paths: Paths, environ: MutableMapping[str, str]) -> None:
     sockets = open_sockets(settings.server, environ, run_folder=paths.run)
     service = Service(settings, paths)
@@ -187,9 +223,12 @@ async def _serve(settings: Settings, paths: Paths, environ: MutableMapping[str, 
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, stop.set)
     metrics = service.metrics()
-    app = build_app(service.dispatcher, settings, texts=TextCatalogue(), metrics=metrics)
+    texts = TextCatalogue()
+    app = build_app(service.dispatcher, settings, texts=texts, metrics=metrics)
     addresses = ", ".join(listening.address for listening in sockets)
     watch = loop.create_task(service.supervisor.run())
+    # Tokenizers are read while the engine starts, so that the first request does not wait for them.
+    reading = loop.create_task(_report_text_problems(service.dispatcher.models(), texts))
     # A supervision that ended by an error of its own must take the service down, not leave it without an engine.
     watch.add_done_callback(lambda _: stop.set())
     try:
@@ -206,6 +245,7 @@ async def _serve(settings: Settings, paths: Paths, environ: MutableMapping[str, 
     finally:
         failed = watch.done() and not watch.cancelled() and watch.exception()
         watch.cancel()
+        reading.cancel()
         await service.stop()
         log.info("stopped")
     if failed:

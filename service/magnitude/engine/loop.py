@@ -354,6 +354,7 @@ class EngineLoop:
                 hint=error.hint,
                 param=error.param,
                 permanent=error.permanent,
+                request_fault=isinstance(error, RequestError),
             )
         log.exception("request %d failed on an error that nobody foresaw", request_id)
         return Failed(

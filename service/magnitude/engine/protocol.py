@@ -175,7 +175,8 @@ class Done(Message, frozen=True, kw_only=True, tag="done"):
 
 
 class Failed(Message, frozen=True, kw_only=True, tag="failed"):
-    """The request is over; the fields are those of `MagnitudeError`."""
+    """The request is over; the fields are those of `MagnitudeError`. `request_fault`: what was asked is wrong,
+    not the model or the engine."""
 
     request_id: int
     code: str
@@ -183,6 +184,7 @@ class Failed(Message, frozen=True, kw_only=True, tag="failed"):
     hint: str = ""
     param: str | None = None
     permanent: bool = False
+    request_fault: bool = False
 
 
 class TokenLogprob(Message, frozen=True, kw_only=True, tag="lp"):

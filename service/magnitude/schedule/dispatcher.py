@@ -30,6 +30,7 @@ from magnitude.errors import (
     EngineGone,
     EngineNotReady,
     MagnitudeError,
+    ModelError,
     ModelNotFound,
     Overloaded,
     RequestError,
@@ -327,7 +328,8 @@ class Dispatcher:
 
 def error_from(message: Failed) -> MagnitudeError:
     """The error that the engine reported, as one of ours."""
-    kind: type[MagnitudeError] = EngineError
-    if message.permanent or message.code.startswith(("invalid_", "context_")):
-        kind = RequestError
-    return kind(message.message, hint=message.hint, param=message.param, code=message.code)
+    if message.request_fault:
+        return RequestError(message.message, hint=message.hint, param=message.param, code=message.code)
+    if message.permanent:
+        return ModelError(message.message, hint=message.hint, param=message.param, code=message.code)
+    return EngineError(message.message, hint=message.hint, param=message.param, code=message.code)

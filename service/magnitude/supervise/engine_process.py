@@ -43,6 +43,18 @@ def describe_exit(status: int) -> str:
     return f"the engine was ended by {name}{hints.get(name, '')}"
 
 
+def engine_line(line: str) -> tuple[int, str]:
+    """Level and text of a line of the engine's log; lines without a level (a traceback, a library) are warnings.
+
+    What the engine says at its own info level is told by the service's events already, so it counts as debug here.
+    """
+    level, _, text = line.partition(" ")
+    number = logging.getLevelNamesMapping().get(level)
+    if number is None:
+        return logging.WARNING, line
+    return (logging.DEBUG if number == logging.INFO else number), text
+
+
 class EngineProcess:
     """One engine process: from spawn to reaped."""
 
@@ -115,6 +127,6 @@ class EngineProcess:
                 continue
             if not line:
                 return
-            text = line.decode("utf-8", "replace").rstrip()
+            level, text = engine_line(line.decode("utf-8", "replace").rstrip())
             if text:
-                log.info(text, extra={"fields": {"pid": self.pid}})
+                log.log(level, "%s", text, extra={"fields": {"pid": self.pid}})

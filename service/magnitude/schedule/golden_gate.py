@@ -1,0 +1,92 @@
+"""Lets a freshly loaded model serve only after it has computed its golden set right on this board.
+
+A kernel that is wrong for one CPU gives fluent nonsense and no error, so each model proves itself once for each
+(model, ONNX Runtime version, CPU features). The verdict is kept, so that later starts cost nothing.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import logging
+from pathlib import Path
+from typing import Protocol
+
+import msgspec
+
+from magnitude.engine.protocol import Message, ToService
+from magnitude.errors import MagnitudeError, ModelError
+from magnitude.persist import StateFile
+from magnitude.schedule.plan import ModelPlan
+
+log = logging.getLogger("magnitude.schedule")
+
+VERDICTS_SCHEMA = 1
+# Verdicts kept: more than any board has models and upgrades in its life, few enough for one small file.
+MAX_VERDICTS = 256
+
+
+class Verdicts(msgspec.Struct, frozen=True, kw_only=True):
+    """Keys of golden runs that passed; failures are run again at each start, since an upgrade may mend them."""
+
+    passed: list[str] = []
+
+
+class Engine(Protocol):
+    """One engine to which messages go and from which answers come."""
+
+    def next_id(self) -> int:
+        """A request id that nobody else uses."""
+        ...
+
+    async def ask(self, message: Message, request_id: int) -> ToService:
+        """Send `message` and wait for the first answer with its id."""
+        ...
+
+
+def verdict_key(model_hash: str, ort_version: str, cpu_features: tuple[str, ...]) -> str:
+    """Names everything that a verdict depends on."""
+    text = "\n".join([model_hash, ort_version, *sorted(cpu_features)])
+    return hashlib.sha256(text.encode()).hexdigest()
+
+
+class GoldenGate:
+    """Lets a freshly loaded model pass, or says why not."""
+
+    def __init__(self, state_folder: Path) -> None:
+        self._file = StateFile(state_folder / "golden.json", Verdicts, schema=VERDICTS_SCHEMA)
+        self._passed = list(self._file.load(Verdicts).passed)
+
+    async def admit(
+        self, plan: ModelPlan, engine: Engine, *, ort_version: str, cpu_features: tuple[str, ...]
+    ) -> MagnitudeError | None:
+        """None when the model may serve."""
+        key = verdict_key(plan.description.model_hash, ort_version, cpu_features)
+        if key in self._passed:
+            return None
+        # NumPy costs the service 30 MB; a service whose models have all passed never loads it.
+        from magnitude.schedule.golden_run import run_golden
+
+        try:
+            result = await run_golden(plan, engine)
+        except MagnitudeError as error:
+            return error
+        if result is None:
+            return None
+        fields = {
+            "model": plan.description.name,
+            "prompts": result.prompts,
+            "top1": result.top1_agreement,
+            "mean_logit_difference": round(result.mean_logit_difference, 3),
+            "lowest_cosine": round(result.lowest_cosine, 5),
+        }
+        if not result.passed:
+            log.error("golden set failed", extra={"fields": fields | {"reason": result.reason}})
+            return ModelError(
+                f"{plan.description.name} does not compute on this CPU what it computed at import: {result.reason}",
+                code="golden_failed",
+                hint="Import it again on this board, or install another onnxruntime version",
+            )
+        log.info("golden set passed", extra={"fields": fields})
+        self._passed = [*self._passed, key][-MAX_VERDICTS:]
+        self._file.save(Verdicts(passed=self._passed))
+        return None
