@@ -138,14 +138,13 @@ def time_to_ready(command: Sequence[str], port: int, cwd: Path = PROJECT) -> Rea
     output = bytearray()
     assert process.stdout is not None
     os.set_blocking(process.stdout.fileno(), False)
-    script = _command_line(process.pid)
     replaced_s: float | None = None
     first_answer_s: float | None = None
     try:
         while True:
             output += process.stdout.read() or b""
             elapsed_s = time.monotonic() - began_s
-            if replaced_s is None and _command_line(process.pid) != script:
+            if replaced_s is None and _replaced(process.pid, command[0]):
                 replaced_s = elapsed_s
             if first_answer_s is None and status_of(port, "/healthz", 1.0) == 200:
                 first_answer_s = elapsed_s
@@ -174,12 +173,13 @@ def time_to_ready(command: Sequence[str], port: int, cwd: Path = PROJECT) -> Rea
     )
 
 
-def _command_line(pid: int) -> bytes:
-    """The command line of `pid`, empty once it is gone."""
+def _replaced(pid: int, script: str) -> bool:
+    """Whether process `pid`, begun as `script`, now runs something else. The line is empty during an exec."""
     try:
-        return Path(f"/proc/{pid}/cmdline").read_bytes()
+        line = Path(f"/proc/{pid}/cmdline").read_bytes()
     except OSError:
-        return b""
+        return False
+    return bool(line) and os.fsencode(script) not in line.split(b"\0")
 
 
 def _started(root: int) -> tuple[float | None, float | None]:
