@@ -16,6 +16,7 @@ def plot_ratios(comparison: Comparison, target: Path) -> None:
     import matplotlib
 
     matplotlib.use("svg")
+    matplotlib.rcParams["svg.hashsalt"] = "magnitude"
     from matplotlib import pyplot
 
     peers = [contender for contender in comparison.contenders if contender.name != OURS]
@@ -42,6 +43,6 @@ def plot_ratios(comparison: Comparison, target: Path) -> None:
     axes.set_title(f"{comparison.machine.cpu_model}, {comparison.threads} threads, {comparison.rounds} rounds")
     axes.legend(fontsize="small")
     figure.tight_layout()
-    # No date in the file, so that the same figures give the same bytes.
+    # No date in the file and fixed ids, so that the same figures give the same bytes.
     figure.savefig(target, metadata={"Date": None})
     pyplot.close(figure)

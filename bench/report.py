@@ -51,35 +51,40 @@ def print_comparison(console: Console, comparison: Comparison) -> None:
 
 
 def figures_table(contenders: list[ContenderResult]) -> Table:
-    """One row a figure, one column a contender."""
-    table = Table("figure", *[contender.name for contender in contenders])
+    """One section a figure, one row a contender."""
+    table = Table("figure", "contender", "median", "from", "to", f"{OURS}/peer (from, to)")
     for figure in contenders[0].figures if contenders else ():
-        cells = []
         for contender in contenders:
             figures = contender.figures[figure]
-            cell = spread_text(figures.spread)
-            if figures.ours_over_theirs is not None:
-                cell += f"\n\\[{spread_text(figures.ours_over_theirs, 2)}]"
-            cells.append(cell)
-        table.add_row(f"{figure}\n{contenders[0].figures[figure].unit}", *cells)
+            spread, ratio = figures.spread, figures.ours_over_theirs
+            table.add_row(
+                f"{figure}, {figures.unit}" if contender is contenders[0] else "",
+                contender.name,
+                f"{spread.median:.0f}",
+                f"{spread.low:.0f}",
+                f"{spread.high:.0f}",
+                ratio_text(ratio) if ratio is not None else "",
+                end_section=contender is contenders[-1],
+            )
     return table
 
 
-def spread_text(spread: Spread, digits: int = 0) -> str:
-    return f"{spread.median:.{digits}f} ({spread.low:.{digits}f} to {spread.high:.{digits}f})"
+def ratio_text(ratio: Spread) -> str:
+    return f"{ratio.median:.2f} ({ratio.low:.2f}, {ratio.high:.2f})"
 
 
 def memory_table(contenders: list[ContenderResult]) -> Table:
-    """Resident memory in MB, by stage and kind."""
-    table = Table("MB resident", "stage", "RSS", "KV", "RSS less KV", "mapped weights", "libraries", "anonymous")
+    """Resident memory in MB, by stage and kind. `code` is the interpreter and its libraries."""
+    table = Table("MB resident", "stage", "RSS", "KV", "less KV", "weights", "code", "anon")
     for contender in contenders:
         stages = (
             ("libraries", contender.memory_libraries),
-            ("model loaded", contender.memory_loaded),
-            ("after all runs", contender.memory_end),
+            ("loaded", contender.memory_loaded),
+            ("after runs", contender.memory_end),
         )
         for stage, memory in stages:
-            table.add_row(contender.name, stage, *_megabytes(memory))
+            first, last = stage == stages[0][0], stage == stages[-1][0]
+            table.add_row(contender.name if first else "", stage, *_megabytes(memory), end_section=last)
     return table
 
 
@@ -104,11 +109,15 @@ def goal_line(contender: ContenderResult) -> str:
     end, loaded, before = contender.memory_end, contender.memory_loaded, contender.memory_libraries
     goal = rss_goal_bytes(contender.source_bytes)
     verdict = "met" if end.less_kv_bytes <= goal else "MISSED"
+    parts = {
+        "interpreter and libraries": before.less_kv_bytes,
+        "library pages that loading touched": end.files_bytes - before.files_bytes,
+        "mapped weights": end.weights_bytes,
+        "packed weights and session": loaded.anon_bytes - before.anon_bytes,
+        "grown while running": end.anon_bytes - loaded.anon_bytes,
+    }
     return (
         f"RSS less KV {end.less_kv_bytes / 1e6:.0f} MB, goal {goal / 1e6:.0f} MB "
         f"({RSS_WEIGHTS_FACTOR} x {contender.source_bytes / 1e6:.0f} MB + {RSS_BASE_BYTES / 1e6:.0f} MB): {verdict}. "
-        f"Of it: interpreter and libraries {before.less_kv_bytes / 1e6:.0f}, mapped weights "
-        f"{end.weights_bytes / 1e6:.0f}, packed weights and session "
-        f"{(loaded.anon_bytes - before.anon_bytes) / 1e6:.0f}, grown while running "
-        f"{(end.less_kv_bytes - end.weights_bytes - loaded.less_kv_bytes + loaded.weights_bytes) / 1e6:.0f}."
+        "Of it: " + ", ".join(f"{name} {size / 1e6:.0f}" for name, size in parts.items())
     )

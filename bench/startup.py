@@ -53,7 +53,10 @@ class IdleMemory(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class ReadyTime(msgspec.Struct, frozen=True, kw_only=True):
-    """Seconds from the start of a command to each milestone, None for one that was not seen."""
+    """Seconds from the start of a command to each milestone, None for one that was not seen.
+
+    `service_process_s`: when the service's process began, or when the script replaced itself by it.
+    """
 
     command: str
     service_process_s: float | None
@@ -127,7 +130,7 @@ def time_to_ready(command: Sequence[str], port: int, cwd: Path = PROJECT) -> Rea
     """
     if status_of(port, "/healthz", 1.0) is not None:
         raise ServiceFailed(f"something answers on port {port} already; stop it first")
-    began_wall_s = time.time()
+    began_s = time.monotonic()
     process = subprocess.Popen(
         command, cwd=cwd, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
         start_new_session=True,
@@ -135,20 +138,23 @@ def time_to_ready(command: Sequence[str], port: int, cwd: Path = PROJECT) -> Rea
     output = bytearray()
     assert process.stdout is not None
     os.set_blocking(process.stdout.fileno(), False)
+    replaced_s: float | None = None
     first_answer_s: float | None = None
     try:
         while True:
             output += process.stdout.read() or b""
-            elapsed_s = time.time() - began_wall_s
+            elapsed_s = time.monotonic() - began_s
+            if replaced_s is None and _replaced(process.pid, command[0]):
+                replaced_s = elapsed_s
             if first_answer_s is None and status_of(port, "/healthz", 1.0) == 200:
                 first_answer_s = elapsed_s
             if first_answer_s is not None and status_of(port, "/readyz", 1.0) == 200:
-                ready_s = time.time() - began_wall_s
+                ready_s = time.monotonic() - began_s
                 break
             if process.poll() is not None or elapsed_s > SCRIPT_TIMEOUT_S:
                 raise ServiceFailed(f"{command[0]} did not bring up a service:\n{output[-2000:].decode()}")
             time.sleep(POLL_S)
-        service, engine = _started(process.pid, began_wall_s)
+        service, engine = _started(process.pid)
     finally:
         # The command's own session: the script and what it started, nothing else.
         if process.poll() is None:
@@ -160,22 +166,34 @@ def time_to_ready(command: Sequence[str], port: int, cwd: Path = PROJECT) -> Rea
                 process.wait()
     return ReadyTime(
         command=" ".join(command),
-        service_process_s=service,
+        service_process_s=replaced_s if replaced_s is not None else service,
         first_answer_s=first_answer_s,
         engine_process_s=engine,
         ready_s=ready_s,
     )
 
 
-def _started(root: int, began_wall_s: float) -> tuple[float | None, float | None]:
-    """When the service's and the engine's process began, in seconds after `began_wall_s`."""
-    service = engine = None
-    family = [psutil.Process(root), *psutil.Process(root).children(recursive=True)]
-    for process in family:
-        words = " ".join(process.cmdline())
-        if "magnitude.engine" in words:
-            engine = process.create_time() - began_wall_s
+def _replaced(pid: int, script: str) -> bool:
+    """Whether process `pid`, begun as `script`, now runs something else. The line is empty during an exec."""
+    try:
+        line = Path(f"/proc/{pid}/cmdline").read_bytes()
+    except OSError:
+        return False
+    return bool(line) and os.fsencode(script) not in line.split(b"\0")
+
+
+def _started(root: int) -> tuple[float | None, float | None]:
+    """When the service's and the engine's process began, in seconds after process `root`.
+
+    Differences of two start times are exact to the kernel's tick; the wall time of either is not.
+    """
+    first = psutil.Process(root)
+    for process in first.children(recursive=True):
+        if "magnitude.engine" in process.cmdline():
             parent = process.parent()
-            if parent is not None:
-                service = parent.create_time() - began_wall_s
-    return service, engine
+            began_s = first.create_time()
+            return (
+                parent.create_time() - began_s if parent is not None else None,
+                process.create_time() - began_s,
+            )
+    return None, None
