@@ -10,7 +10,7 @@ from magnitude.engine.decoder import Decoder
 from magnitude.engine.encoder import EncodeJob, Encoder
 from magnitude.engine.generation import Generation, check_generate
 from magnitude.engine.kv import KvMemory
-from magnitude.engine.process import trim_heap
+from magnitude.engine.process import forget_mapped_pages, trim_heap
 from magnitude.engine.protocol import Embed, Generate, InferTensors, LoadModel, TensorInfo
 from magnitude.engine.sampling import Sampler, check_settings
 from magnitude.engine.sessions import describe, open_session
@@ -36,7 +36,11 @@ class LoadedModel:
         self._decoder: Decoder | None = None
         self._encoder: Encoder | None = None
         self._kv: KvMemory | None = None
-        self._session: Any = open_session(Path(request.model.folder) / request.model.graph_file, request.threads)
+        folder = Path(request.model.folder)
+        self._session: Any = open_session(folder / request.model.graph_file, request.threads)
+        # Packing the weights leaves freed buffers and pages that were read only once: 15 MB of 200 for a 124 MB file.
+        trim_heap()
+        forget_mapped_pages(folder)
         self.inputs: tuple[TensorInfo, ...] = describe(self._session.get_inputs())
         self.outputs: tuple[TensorInfo, ...] = describe(self._session.get_outputs())
         match request.model.kind:

@@ -5,9 +5,11 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import gc
+import mmap
 import os
 import signal
 import sys
+from pathlib import Path
 
 # From <linux/prctl.h>; part of the kernel's stable interface.
 _PR_SET_PDEATHSIG = 1
@@ -44,6 +46,41 @@ def trim_heap() -> None:
     libc = _libc()
     if libc is not None and hasattr(libc, "malloc_trim"):
         libc.malloc_trim(0)
+
+
+def forget_mapped_pages(folder: Path, smaps: Path = Path("/proc/self/smaps")) -> int:
+    """Drop this process's view of files below `folder` that it has mapped; returns the bytes of those mappings.
+
+    ONNX Runtime maps the weight file and packs most of it into memory of its own: what was read only for that stays
+    counted as ours. The pages stay in the page cache, so those that are needed again (the embedding's rows) come
+    back by a minor fault. The mapping is private, so one with pages of its own, which could hold what the file does
+    not, is left alone.
+    """
+    libc = _libc()
+    if libc is None or not hasattr(libc, "madvise"):
+        return 0
+    dropped_bytes = 0
+    for start, end in untouched_mappings(smaps.read_text(), f"{folder.resolve()}/"):
+        if libc.madvise(ctypes.c_void_p(start), ctypes.c_size_t(end - start), mmap.MADV_DONTNEED) == 0:
+            dropped_bytes += end - start
+    return dropped_bytes
+
+
+def untouched_mappings(smaps: str, prefix: str) -> list[tuple[int, int]]:
+    """Start and end of the mappings in the text of an smaps file whose files begin with `prefix` and that have no
+    page of their own."""
+    found: list[tuple[int, int]] = []
+    current: tuple[int, int] | None = None
+    for line in smaps.splitlines():
+        head, _, rest = line.partition(" ")
+        if "-" in head:
+            borders = head.split("-")
+            # The name is the sixth field and may hold spaces: permissions, offset, device, inode, name.
+            name = rest.split(maxsplit=4)[-1]
+            current = (int(borders[0], 16), int(borders[1], 16)) if name.startswith(prefix) else None
+        elif head == "Anonymous:" and current is not None and rest.split()[0] == "0":
+            found.append(current)
+    return found
 
 
 def give_back_memory() -> None:
