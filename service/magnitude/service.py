@@ -141,9 +141,7 @@ class Service:
     async def stop(self) -> None:
         """End the engine and give the KV memory back."""
         await self.supervisor.stop()
-        for plan in self.dispatcher.plans():
-            if plan.kv is not None:
-                plan.kv.close()
+        await self.dispatcher.close()
 
     def _plans(self, models: list[ModelDescription], board: BoardFacts, free_bytes: int) -> list[ModelPlan]:
         """Plans that fit together. The chat model must fit; another one that does not is left out and reported."""
@@ -199,7 +197,6 @@ class Service:
         self.dispatcher.engine_up(link)
 
     def _on_down(self, reason: str) -> None:
-        self.loader.engine_down()
         self.dispatcher.engine_down(reason)
 
     def _on_failed(self, reason: str) -> None:

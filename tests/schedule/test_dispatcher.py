@@ -81,7 +81,6 @@ class House:
             self.dispatcher.on_message(message)
 
     def on_down(self, reason: str) -> None:
-        self.loader.engine_down()
         self.dispatcher.engine_down(reason)
 
     async def spawn(self, on_exit: Callable[[str], None]) -> EngineProcess:

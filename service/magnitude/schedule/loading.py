@@ -67,23 +67,24 @@ class ModelLoader:
             answer.set_result(message)
         return True
 
-    def engine_down(self) -> None:
-        for answer in self._answers.values():
-            answer.cancel()
-        self._answers.clear()
-
     async def ask(self, link: EngineLink, message: Message, request_id: int, fd: int | None = None) -> ToService:
         """Send `message` and wait for the answer with its id."""
         answer: asyncio.Future[ToService] = asyncio.get_running_loop().create_future()
         self._answers[request_id] = answer
-        link.send(message, fd)
-        return await answer
+        try:
+            link.send(message, fd)
+            return await answer
+        finally:
+            self._answers.pop(request_id, None)
 
     def next_id(self) -> int:
         return self._dispatcher.next_id()
 
     async def load_all(self, link: EngineLink) -> ModelsReady | LoadFailed:
-        """Load every plan, one after the other. Failed only when nothing at all can be served."""
+        """Load every plan, one after the other. Failed only when nothing at all can be served.
+
+        To be cancelled when the engine is gone, since its answers will not come any more.
+        """
         failures: list[MagnitudeError] = []
         plans = self._dispatcher.plans()
         for plan in plans:

@@ -198,6 +198,8 @@ class OpenRun(OpenTask):
             self.end(self._record("failed", code=error.code))
             if not self._answer.done():
                 self._answer.set_exception(error)
+                # A request that is refused at once is told by raising; nobody will read the future as well.
+                self._answer.exception()
 
     def _record(self, outcome: Outcome, *, code: str = "", run_s: float = 0.0) -> TaskRecord:
         return TaskRecord(
