@@ -8,7 +8,7 @@ from collections.abc import Awaitable, Callable
 
 from magnitude.engine.client import EngineLink
 from magnitude.engine.protocol import Failed, Loaded, LoadModel, Message, PrefillProgress, ToService
-from magnitude.errors import MagnitudeError
+from magnitude.errors import EngineError, MagnitudeError, ModelError
 from magnitude.schedule.dispatcher import Dispatcher, error_from
 from magnitude.schedule.plan import ModelPlan
 from magnitude.supervise.lifecycle import LoadFailed, ModelsReady
@@ -19,6 +19,9 @@ log = logging.getLogger("magnitude.schedule")
 # takes some seconds to build on a small core.
 SLOWEST_READ_BYTES_PER_S = 10_000_000
 LOAD_BASE_S = 60.0
+# Engines that may die while they load a model before it is left out for the sake of the others. One or two can be
+# accidents (killed from outside, for want of memory while something else started); three in a row are its own fault.
+DEATHS_TOLERATED = 3
 
 
 def load_deadline_s(plans: list[ModelPlan]) -> float:
@@ -54,6 +57,8 @@ class ModelLoader:
         self._dispatcher = dispatcher
         self._admit = admit
         self._answers: dict[int, asyncio.Future[ToService]] = {}
+        # Engines in a row that ended while they loaded the model of that name.
+        self._deaths: dict[str, int] = {}
 
     def on_message(self, message: ToService) -> bool:
         """True when `message` belongs to loading."""
@@ -88,15 +93,40 @@ class ModelLoader:
         failures: list[MagnitudeError] = []
         plans = self._dispatcher.plans()
         for plan in plans:
-            plan.failure = await self._load(link, plan)
-            if plan.failure is None and self._admit is not None:
-                plan.failure = await self._admit(plan, FreshEngine(self, link))
+            plan.failure = await self._bring_up(link, plan)
             if plan.failure is not None:
                 failures.append(plan.failure)
         if plans and len(failures) == len(plans):
             reason = "; ".join(str(failure) for failure in failures)
             return LoadFailed(reason, permanent=all(failure.permanent for failure in failures))
         return ModelsReady()
+
+    async def _bring_up(self, link: EngineLink, plan: ModelPlan) -> MagnitudeError | None:
+        """Load `plan` and let it prove itself; why it may not serve, or None."""
+        name = plan.description.name
+        if self._deaths.get(name, 0) >= DEATHS_TOLERATED:
+            # One more try with the next engine, whenever there is a reason for one: memory may be there by then.
+            self._deaths[name] = DEATHS_TOLERATED - 1
+            error = EngineError(
+                f"the engine died {DEATHS_TOLERATED} times in a row while it loaded {name}",
+                code="engine_died_loading",
+                hint="See the log for how it ended, and 'magnitude budget' for the memory that it needs",
+            )
+            log.error("model left out", extra={"fields": {"model": name, "reason": str(error)}})
+            return error
+        try:
+            failure = await self._load(link, plan)
+            if failure is None and self._admit is not None:
+                failure = await self._admit(plan, FreshEngine(self, link))
+        except asyncio.CancelledError:
+            self._deaths[name] = self._deaths.get(name, 0) + 1
+            raise
+        except Exception:
+            # Nothing in one model's files may keep the others from serving.
+            log.exception("a model could not be brought up, on an error that nobody foresaw")
+            failure = ModelError(f"{name} could not be brought up", hint="Import it again; the log has the details")
+        self._deaths.pop(name, None)
+        return failure
 
     async def _load(self, link: EngineLink, plan: ModelPlan) -> MagnitudeError | None:
         name = plan.description.name
