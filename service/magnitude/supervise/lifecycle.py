@@ -27,6 +27,8 @@ LATE_TICK_S = 2.0
 # its heat on a crash loop, and must still recover by itself within a minute of the cause going away.
 BACKOFF_FIRST_S = 0.25
 BACKOFF_MAX_S = 30.0
+# Past any bound on the wait already; a crash loop of a week would overflow a float.
+MAX_DOUBLINGS = 20
 # An engine that held for a minute was healthy: its next death starts the back-off from the beginning.
 STABLE_AFTER_S = 60.0
 # Failures in a row until requests are refused instead of kept waiting. A crash or two, each over within a second or
@@ -122,11 +124,15 @@ Effect = Spawn | LoadModels | Kill | Terminate | Announce
 
 
 class EngineLifecycle:
-    """One engine's life. `load_deadline_s` bounds the loading of all models, `step_deadline_s` one graph run."""
+    """One engine's life. `load_deadline_s` bounds the loading of all models, `step_deadline_s` one graph run,
+    `backoff_max_s` the wait before a start."""
 
-    def __init__(self, *, load_deadline_s: float, step_deadline_s: float) -> None:
+    def __init__(
+        self, *, load_deadline_s: float, step_deadline_s: float, backoff_max_s: float = BACKOFF_MAX_S
+    ) -> None:
         self._load_deadline_s = load_deadline_s
         self._step_deadline_s = step_deadline_s
+        self._backoff_max_s = backoff_max_s
         self.phase = Phase.DOWN
         self.reason = "not started"
         self.restarts = 0
@@ -238,7 +244,8 @@ class EngineLifecycle:
             return []
         if self.phase is Phase.UP and now_s - self._since_s >= STABLE_AFTER_S:
             self._failures_in_row = 0
-        delay_s = min(BACKOFF_FIRST_S * 2**self._failures_in_row, BACKOFF_MAX_S)
+        delay_s = BACKOFF_FIRST_S * 2 ** min(self._failures_in_row, MAX_DOUBLINGS)
+        delay_s = min(delay_s, self._backoff_max_s)
         self._failures_in_row += 1
         self._retry_at_s = now_s + delay_s
         if self._killing:
