@@ -179,10 +179,14 @@ class Service:
     async def _load(self, link: EngineLink) -> ModelsReady | LoadFailed:
         return await self.loader.load_all(link)
 
-    async def _admit(self, plan: ModelPlan, engine: FreshEngine) -> MagnitudeError | None:
+    async def _admit(self, plan: ModelPlan, graph_file: str, engine: FreshEngine) -> MagnitudeError | None:
         hello = self.supervisor.hello
         return await self._golden.admit(
-            plan, engine, ort_version=hello.ort_version if hello else "", cpu_features=self._cpu.features
+            plan,
+            engine,
+            graph_file=graph_file,
+            ort_version=hello.ort_version if hello else "",
+            cpu_features=self._cpu.features,
         )
 
     def _on_message(self, message: ToService) -> None:

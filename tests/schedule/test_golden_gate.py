@@ -112,11 +112,19 @@ NANS = generates([(token, math.nan) for token in range(8)])
 
 
 def judge(
-    gate: GoldenGate, plan: ModelPlan, answer: Answer, *, ort_version: str = "1", features: tuple[str, ...] = FEATURES
+    gate: GoldenGate,
+    plan: ModelPlan,
+    answer: Answer,
+    *,
+    graph_file: str = "model.onnx",
+    ort_version: str = "1",
+    features: tuple[str, ...] = FEATURES,
 ) -> tuple[MagnitudeError | None, int]:
     """The verdict, and how many questions it took."""
     engine = ScriptedEngine(answer)
-    error = asyncio.run(gate.admit(plan, engine, ort_version=ort_version, cpu_features=features))
+    error = asyncio.run(
+        gate.admit(plan, engine, graph_file=graph_file, ort_version=ort_version, cpu_features=features)
+    )
     return error, len(engine.sent)
 
 
@@ -239,7 +247,31 @@ def test_old_verdicts_make_room_for_new_ones(folder: Path, state: Path) -> None:
     assert sum(file.stat().st_size for file in state.iterdir()) < 64 * 2 * 2 * MAX_VERDICTS
 
 
-def test_the_key_names_model_runtime_and_cpu_in_any_order_of_features() -> None:
-    assert verdict_key("h", "1", ("a", "b")) == verdict_key("h", "1", ("b", "a"))
-    keys = {verdict_key("h", "1", ("a",)), verdict_key("i", "1", ("a",)), verdict_key("h", "2", ("a",))}
-    assert len(keys | {verdict_key("h", "1", ("b",))}) == 4
+def test_the_key_names_model_graph_runtime_and_cpu_in_any_order_of_features() -> None:
+    assert verdict_key("h", "g", "1", ("a", "b")) == verdict_key("h", "g", "1", ("b", "a"))
+    keys = {
+        verdict_key("h", "g", "1", ("a",)),
+        verdict_key("i", "g", "1", ("a",)),
+        verdict_key("h", "f", "1", ("a",)),
+        verdict_key("h", "g", "2", ("a",)),
+        verdict_key("h", "g", "1", ("b",)),
+    }
+    assert len(keys) == 5
+
+
+def test_the_fallback_graph_has_to_prove_itself_too(folder: Path, state: Path) -> None:
+    plan = with_prompt(folder)
+    gate = GoldenGate(state)
+    judge(gate, plan, RIGHT)
+    error, asked = judge(gate, plan, WRONG, graph_file="fallback.onnx")
+    assert error is not None
+    assert asked == 1
+
+
+def test_logits_that_the_engine_refuses_to_sample_from_are_nonsense_too(folder: Path, state: Path) -> None:
+    def refuses(message: Message) -> ToService:
+        return Failed(request_id=1, code="bad_logits", message="the logits are no numbers")
+
+    error, _ = judge(GoldenGate(state), with_prompt(folder), refuses)
+    assert error is not None
+    assert error.code == "golden_failed"

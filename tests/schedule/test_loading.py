@@ -6,6 +6,7 @@ import pytest
 from scripted_engine import Answer, ScriptedEngine
 
 from magnitude.engine.protocol import (
+    Done,
     Failed,
     Loaded,
     LoadModel,
@@ -14,6 +15,7 @@ from magnitude.engine.protocol import (
     TensorInfo,
     Tokens,
     ToService,
+    UnloadModel,
 )
 from magnitude.errors import MagnitudeError, ModelError
 from magnitude.feedback.records import Feedback
@@ -31,13 +33,14 @@ class NoEngine:
     heartbeat = None
 
 
-def plan(name: str, *, weight_bytes: int = 1) -> ModelPlan:
+def plan(name: str, *, weight_bytes: int = 1, fallback: str | None = None) -> ModelPlan:
     description = ModelDescription(
         name=name,
         kind="tensors",
         family="onnx",
         folder="/nowhere",
         graph_file="model.onnx",
+        fallback_graph_file=fallback,
         model_hash="0",
         weight_bytes=weight_bytes,
     )
@@ -56,6 +59,8 @@ def load(loader: ModelLoader, answer: Answer) -> ModelsReady | LoadFailed:
 
 
 def loaded(message: Message) -> ToService:
+    if isinstance(message, UnloadModel):
+        return Done(request_id=message.request_id)
     assert isinstance(message, LoadModel)
     inputs = (TensorInfo(name="x", dtype="float32", shape=(-1, 3)),)
     return Loaded(request_id=message.request_id, model=message.model.name, load_s=0.1, inputs=inputs)
@@ -105,7 +110,7 @@ def test_a_model_that_is_mended_serves_with_the_next_engine() -> None:
 
 
 def test_a_model_that_does_not_prove_itself_is_not_served() -> None:
-    async def admit(judged: ModelPlan, engine: FreshEngine) -> MagnitudeError | None:
+    async def admit(judged: ModelPlan, graph_file: str, engine: FreshEngine) -> MagnitudeError | None:
         return ModelError("it computes something else") if judged.description.name == "a" else None
 
     plans = [plan("a"), plan("b")]
@@ -114,8 +119,50 @@ def test_a_model_that_does_not_prove_itself_is_not_served() -> None:
     assert plans[1].failure is None
 
 
+def admits(*graph_files: str):
+    """An `admit` that lets these graphs serve."""
+
+    async def admit(judged: ModelPlan, graph_file: str, engine: FreshEngine) -> MagnitudeError | None:
+        return None if graph_file in graph_files else ModelError("it is nonsense", code="golden_failed")
+
+    return admit
+
+
+def graphs_after(loader: ModelLoader) -> list[str]:
+    """Graphs that stay loaded in the engine when loading is over."""
+    engine = ScriptedEngine(loaded)
+    engine.deliver = loader.on_message
+    asyncio.run(loader.load_all(engine))  # type: ignore[arg-type]
+    graphs: list[str] = []
+    for message in engine.sent:
+        if isinstance(message, LoadModel):
+            graphs.append(message.model.graph_file)
+        elif isinstance(message, UnloadModel):
+            graphs.pop()
+    return graphs
+
+
+def test_a_graph_that_computes_nonsense_gives_way_to_its_fallback() -> None:
+    shaky = plan("a", fallback="fallback.onnx")
+    assert graphs_after(loader_of([shaky], admits("fallback.onnx"))) == ["fallback.onnx"]
+    assert shaky.failure is None
+    assert "it is nonsense" in shaky.degraded
+
+
+def test_a_graph_that_is_right_needs_no_fallback() -> None:
+    sound = plan("a", fallback="fallback.onnx")
+    assert graphs_after(loader_of([sound], admits("model.onnx", "fallback.onnx"))) == ["model.onnx"]
+    assert (sound.failure, sound.degraded) == (None, "")
+
+
+def test_nothing_stays_loaded_of_a_model_that_may_not_serve() -> None:
+    hopeless = plan("a", fallback="fallback.onnx")
+    assert graphs_after(loader_of([hopeless], admits())) == []
+    assert hopeless.failure is not None
+
+
 def test_a_fault_in_the_proof_of_one_model_is_that_models_alone() -> None:
-    async def admit(judged: ModelPlan, engine: FreshEngine) -> MagnitudeError | None:
+    async def admit(judged: ModelPlan, graph_file: str, engine: FreshEngine) -> MagnitudeError | None:
         if judged.description.name == "a":
             raise IndexError("a list that was never empty before")
         return None

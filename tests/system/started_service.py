@@ -59,6 +59,20 @@ class RunningService:
         self.stop()
         pytest.fail(f"the service did not become ready:\n{self.log.read_text()[-4000:]}", pytrace=False)
 
+    def wait_loaded(self) -> dict:
+        """Wait until every model is loaded or given up; the health that is told then."""
+        deadline = time.monotonic() + READY_S
+        while time.monotonic() < deadline:
+            try:
+                state = self.state()
+            except httpx.TransportError:
+                state = {"engine_phase": ""}
+            if state["engine_phase"] in {"up", "failed"}:
+                return state["health"]
+            time.sleep(0.1)
+        self.stop()
+        pytest.fail(f"the models were not loaded:\n{self.log.read_text()[-4000:]}", pytrace=False)
+
     def admin(self) -> httpx.Client:
         """A client on the unix socket."""
         return httpx.Client(

@@ -48,7 +48,12 @@ def session_options(threads: int) -> Any:
     options.inter_op_num_threads = 1
     options.execution_mode = onnxruntime.ExecutionMode.ORT_SEQUENTIAL
     options.log_severity_level = _FATAL_ONLY
-    options.add_session_config_entry("session.intra_op.allow_spinning", "0")
+    # Threads that sleep between two operators wake too late: letting them spin for a moment gave 1.4 to 1.6 times the
+    # decode rate (SmolLM2-135M, 2 threads, medians of 7 interleaved rounds) for a fifth less processor time a step.
+    # They stop with each run, so an idle engine costs nothing.
+    options.add_session_config_entry("session.intra_op.allow_spinning", "1")
+    options.add_session_config_entry("session.intra_op.spin_duration_us", "20")
+    options.add_session_config_entry("session.force_spinning_stop", "1")
     # The arena keeps the peak of the largest shape for ever, and memory patterns keep one plan a shape: with
     # prompts of every length both only grow.
     options.enable_cpu_mem_arena = False

@@ -38,6 +38,10 @@ PLANS = (
     Plan(name="float activations where there is a kernel for them", float_parts=("layers.",)),
 )
 
+# Every product in float, also where ONNX Runtime has no kernel and unpacks the weights at each step. Far too slow to
+# choose, and it uses none of the INT8 kernels: what a board falls back to whose INT8 kernels compute nonsense.
+FALLBACK_GRAPH_FILE = "fallback.onnx"
+
 # A plan may add this much divergence to what float activations have: as much as an INT8 KV cache costs (0.0030 nats,
 # one scale a channel), so that neither approximation hides behind the other. For scale: quantising weights to 4 bits
 # costs 0.03 to 0.3 nats.
@@ -55,6 +59,16 @@ def apply_plan(graph: Path, plan: Plan, target: Path) -> None:
             continue
         in_float = any(part in name for part in plan.float_parts for name in node.output)
         attributes["accuracy_level"].i = FLOAT if in_float and attributes["bits"].i == 4 else INT8
+    target.write_bytes(model.SerializeToString())
+
+
+def write_fallback(graph: Path, target: Path) -> None:
+    """Write `graph` with float activations everywhere to `target` beside it."""
+    model = onnx.load(str(graph), load_external_data=False)
+    for node in model.graph.node:
+        for attribute in node.attribute:
+            if attribute.name == "accuracy_level":
+                attribute.i = FLOAT
     target.write_bytes(model.SerializeToString())
 
 

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from magnitude.errors import ImportFailed
-from magnitude.models.accuracy import FLOAT, INT8, apply_plan
+from magnitude.models.accuracy import FALLBACK_GRAPH_FILE, FLOAT, INT8, apply_plan, write_fallback
 from magnitude.models.build import BuildResult, build_graph
 from magnitude.models.genai_config import genai_config, write_genai_config
 from magnitude.models.golden import write_golden
@@ -72,6 +72,7 @@ def import_weights(job: ImportJob, staging: Path, report: Report) -> Manifest:
     )
     if isinstance(decision, Decision) and decision.plan is not None:
         apply_plan(staging / GRAPH_FILE, decision.plan, staging / GRAPH_FILE)
+        write_fallback(staging / GRAPH_FILE, staging / FALLBACK_GRAPH_FILE)
     shutil.rmtree(check)
     report(0.9, "recording the golden set")
     files = {name: file_entry(staging / name) for name in (GRAPH_FILE, DATA_FILE)}
@@ -110,6 +111,7 @@ def import_weights(job: ImportJob, staging: Path, report: Report) -> Manifest:
         tokenizer_file="tokenizer.json",
         tokens=parts.tokens,
         chat_template_file=template_file,
+        fallback_graph_file=FALLBACK_GRAPH_FILE if (staging / FALLBACK_GRAPH_FILE).exists() else None,
         quantisation=Quantisation(
             bits=bits,
             groups=_groups(built),

@@ -94,6 +94,7 @@ class Manifest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     tokenizer_file: str | None = None
     tokens: int | None = None  # ids of the tokenizer; the logits may be wider
     chat_template_file: str | None = None
+    fallback_graph_file: str | None = None
     quantisation: Quantisation | None = None
     verification: tuple[Verification, ...] = ()
     notes: tuple[str, ...] = ()
@@ -131,7 +132,8 @@ def read_manifest(folder: Path) -> Manifest:
     except (msgspec.MsgspecError, UnicodeDecodeError) as error:
         what = "empty" if not data else f"torn or not ours ({error})"
         raise ModelError(f"{path}: the manifest is {what}", hint=again, param=str(path)) from error
-    names = [manifest.graph_file, manifest.tokenizer_file, manifest.chat_template_file, *manifest.files]
+    parts = [manifest.graph_file, manifest.fallback_graph_file, manifest.tokenizer_file, manifest.chat_template_file]
+    names = [*parts, *manifest.files]
     for name in names:
         if name is not None:
             inside(folder, name, what="the manifest")
@@ -153,6 +155,7 @@ def describe(folder: Path, manifest: Manifest) -> ModelDescription:
         encoder=manifest.encoder,
         tokenizer_file=manifest.tokenizer_file,
         chat_template_file=manifest.chat_template_file,
+        fallback_graph_file=manifest.fallback_graph_file,
         licence=manifest.licence,
         created_s=manifest.created_s,
     )

@@ -23,6 +23,8 @@ log = logging.getLogger("magnitude.schedule")
 VERDICTS_SCHEMA = 1
 # Verdicts kept: more than any board has models and upgrades in its life, few enough for one small file.
 MAX_VERDICTS = 256
+# The KV slot in which a golden set runs; nothing else runs before the models are ready.
+GOLDEN_SLOT = 0
 
 
 class Verdicts(msgspec.Struct, frozen=True, kw_only=True):
@@ -43,9 +45,9 @@ class Engine(Protocol):
         ...
 
 
-def verdict_key(model_hash: str, ort_version: str, cpu_features: tuple[str, ...]) -> str:
+def verdict_key(model_hash: str, graph_file: str, ort_version: str, cpu_features: tuple[str, ...]) -> str:
     """Names everything that a verdict depends on."""
-    text = "\n".join([model_hash, ort_version, *sorted(cpu_features)])
+    text = "\n".join([model_hash, graph_file, ort_version, *sorted(cpu_features)])
     return hashlib.sha256(text.encode()).hexdigest()
 
 
@@ -57,10 +59,10 @@ class GoldenGate:
         self._passed = list(self._file.load(Verdicts).passed)
 
     async def admit(
-        self, plan: ModelPlan, engine: Engine, *, ort_version: str, cpu_features: tuple[str, ...]
+        self, plan: ModelPlan, engine: Engine, *, graph_file: str, ort_version: str, cpu_features: tuple[str, ...]
     ) -> MagnitudeError | None:
-        """None when the model may serve."""
-        key = verdict_key(plan.description.model_hash, ort_version, cpu_features)
+        """None when the model, loaded from `graph_file`, may serve; `golden_failed` when it computes nonsense."""
+        key = verdict_key(plan.description.model_hash, graph_file, ort_version, cpu_features)
         if key in self._passed:
             return None
         # NumPy costs the service 30 MB; a service whose models have all passed never loads it.
@@ -69,7 +71,7 @@ class GoldenGate:
         try:
             result = await run_golden(plan, engine)
         except MagnitudeError as error:
-            return error
+            return _failed(plan, error.message) if error.code == "bad_logits" else error
         if result is None:
             return None
         fields = {
@@ -81,12 +83,16 @@ class GoldenGate:
         }
         if not result.passed:
             log.error("golden set failed", extra={"fields": fields | {"reason": result.reason}})
-            return ModelError(
-                f"{plan.description.name} does not compute on this CPU what it computed at import: {result.reason}",
-                code="golden_failed",
-                hint="Import it again on this board, or install another onnxruntime version",
-            )
+            return _failed(plan, result.reason)
         log.info("golden set passed", extra={"fields": fields})
         self._passed = [*self._passed, key][-MAX_VERDICTS:]
         self._file.save(Verdicts(passed=self._passed))
         return None
+
+
+def _failed(plan: ModelPlan, reason: str) -> ModelError:
+    return ModelError(
+        f"{plan.description.name} does not compute on this CPU what it computed at import: {reason}",
+        code="golden_failed",
+        hint="Import it again on this board, or install another onnxruntime version",
+    )

@@ -70,7 +70,8 @@ class VectorsResult(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class ServiceHealth(msgspec.Struct, frozen=True, kw_only=True):
-    """`live`: the loop turns. `ready`: every model that should serve can. `reasons`: why not, in words."""
+    """`live`: the loop turns. `ready`: every model that should serve can. `reasons`: why not, or what is
+    degraded, in words."""
 
     live: bool
     ready: bool

@@ -6,10 +6,14 @@ import asyncio
 import logging
 from collections.abc import Awaitable, Callable
 
+import msgspec
+
 from magnitude.engine.client import EngineLink
-from magnitude.engine.protocol import Failed, Loaded, LoadModel, Message, PrefillProgress, ToService
+from magnitude.engine.protocol import Failed, Loaded, LoadModel, Message, PrefillProgress, ToService, UnloadModel
 from magnitude.errors import EngineError, MagnitudeError, ModelError
+from magnitude.models.description import ModelDescription
 from magnitude.schedule.dispatcher import Dispatcher, error_from
+from magnitude.schedule.golden_gate import GOLDEN_SLOT
 from magnitude.schedule.plan import ModelPlan
 from magnitude.supervise.lifecycle import LoadFailed, ModelsReady
 
@@ -46,13 +50,13 @@ class FreshEngine:
 class ModelLoader:
     """Loads every planned model and lets it prove itself; one that fails does not take the others along.
 
-    `admit(plan, engine)` is asked after each load and says why the model may not serve, or None.
+    `admit(plan, graph_file, engine)` is asked after each load and says why the model may not serve, or None.
     """
 
     def __init__(
         self,
         dispatcher: Dispatcher,
-        admit: Callable[[ModelPlan, FreshEngine], Awaitable[MagnitudeError | None]] | None = None,
+        admit: Callable[[ModelPlan, str, FreshEngine], Awaitable[MagnitudeError | None]] | None = None,
     ) -> None:
         self._dispatcher = dispatcher
         self._admit = admit
@@ -102,7 +106,7 @@ class ModelLoader:
         return ModelsReady()
 
     async def _bring_up(self, link: EngineLink, plan: ModelPlan) -> MagnitudeError | None:
-        """Load `plan` and let it prove itself; why it may not serve, or None."""
+        """Why the model may not serve, or None when it is loaded and has proved itself."""
         name = plan.description.name
         if self._deaths.get(name, 0) >= DEATHS_TOLERATED:
             # One more try with the next engine, whenever there is a reason for one: memory may be there by then.
@@ -115,9 +119,7 @@ class ModelLoader:
             log.error("model left out", extra={"fields": {"model": name, "reason": str(error)}})
             return error
         try:
-            failure = await self._load(link, plan)
-            if failure is None and self._admit is not None:
-                failure = await self._admit(plan, FreshEngine(self, link))
+            failure = await self._load_or_fall_back(link, plan)
         except asyncio.CancelledError:
             self._deaths[name] = self._deaths.get(name, 0) + 1
             raise
@@ -128,12 +130,38 @@ class ModelLoader:
         self._deaths.pop(name, None)
         return failure
 
-    async def _load(self, link: EngineLink, plan: ModelPlan) -> MagnitudeError | None:
-        name = plan.description.name
+    async def _load_or_fall_back(self, link: EngineLink, plan: ModelPlan) -> MagnitudeError | None:
+        plan.degraded = ""
+        failure = await self._load_and_admit(link, plan, plan.description)
+        fallback = plan.description.fallback_graph_file
+        if failure is not None and failure.code == "golden_failed" and fallback is not None:
+            log.warning("trying the fallback graph", extra={"fields": {"model": plan.description.name}})
+            plan.degraded = f"on its slow fallback graph, because {failure.message}"
+            description = msgspec.structs.replace(plan.description, graph_file=fallback)
+            failure = await self._load_and_admit(link, plan, description)
+        return failure
+
+    async def _load_and_admit(
+        self, link: EngineLink, plan: ModelPlan, description: ModelDescription
+    ) -> MagnitudeError | None:
+        """None when the model is loaded and may serve; a model that may not is unloaded again."""
+        failure = await self._load(link, plan, description)
+        if failure is not None or self._admit is None:
+            return failure
+        failure = await self._admit(plan, description.graph_file, FreshEngine(self, link))
+        if plan.kv is not None:
+            plan.kv.release_slot(GOLDEN_SLOT)
+        if failure is not None:
+            request_id = self._dispatcher.next_id()
+            await self.ask(link, UnloadModel(request_id=request_id, model=description.name), request_id)
+        return failure
+
+    async def _load(self, link: EngineLink, plan: ModelPlan, description: ModelDescription) -> MagnitudeError | None:
+        name = description.name
         request_id = self._dispatcher.next_id()
         message = LoadModel(
             request_id=request_id,
-            model=plan.description,
+            model=description,
             threads=plan.strategy.threads,
             kv=plan.kv.layout if plan.kv else None,
         )

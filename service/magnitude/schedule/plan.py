@@ -10,11 +10,13 @@ from magnitude.schedule.kv_memory import KvMemory
 
 
 class ModelPlan:
-    """`failure` says why the model cannot serve; `signature` are its graph's inputs and outputs once it is loaded."""
+    """`failure` says why the model cannot serve, `degraded` why it serves on its fallback graph ("" while it does
+    not); `signature` are its graph's inputs and outputs once it is loaded."""
 
     def __init__(self, description: ModelDescription, strategy: Strategy, kv: KvMemory | None) -> None:
         self.description = description
         self.strategy = strategy
         self.kv = kv
         self.failure: MagnitudeError | None = None
+        self.degraded = ""
         self.signature: tuple[tuple[TensorInfo, ...], tuple[TensorInfo, ...]] | None = None

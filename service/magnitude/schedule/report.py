@@ -31,15 +31,17 @@ class EngineView(Protocol):
 def health_of(
     plans: Sequence[ModelPlan], engine: EngineView, *, waiting: int, running: int, uptime_s: float
 ) -> ServiceHealth:
-    """Ready when the engine is up and every planned model can serve."""
+    """Ready when the engine is up and every planned model can serve. A model on its fallback graph is ready, and
+    told among the reasons."""
     lifecycle = engine.lifecycle
     reasons = [f"{plan.description.name}: {plan.failure}" for plan in plans if plan.failure]
     if lifecycle.phase is not Phase.UP:
         reasons.insert(0, f"engine {lifecycle.phase.value}: {lifecycle.reason}")
+    degraded = [f"{plan.description.name} is {plan.degraded}" for plan in plans if plan.degraded and not plan.failure]
     return ServiceHealth(
         live=True,
         ready=not reasons,
-        reasons=reasons,
+        reasons=reasons + degraded,
         engine_pid=engine.pid,
         engine_restarts=lifecycle.restarts,
         queue_depth=waiting,
