@@ -39,7 +39,7 @@ PATIENCE_S = 120.0  # a test that waits so long has failed
 
 
 def chat_body(prompt: str, **more: Any) -> dict[str, Any]:
-    body = {"model": CHAT, "messages": [{"role": "user", "content": prompt}], "temperature": 0, "max_tokens": 24}
+    body = {"model": CHAT, "messages": [{"role": "user", "content": prompt}], "temperature": 0, "max_tokens": 12}
     return body | more
 
 
@@ -114,7 +114,7 @@ class Traffic:
 
     async def left(self, prompt: str) -> None:
         """A client that goes away, sometimes before the first token."""
-        body = chat_body(prompt * random.choice([1, 60]), stream=True, max_tokens=2000)
+        body = chat_body(prompt * random.choice([1, 40]), stream=True, max_tokens=2000)
         try:
             async with asyncio.timeout(random.uniform(0.0, 0.4)):
                 async with self.client.stream("POST", "/v1/chat/completions", json=body) as reply:
@@ -126,7 +126,7 @@ class Traffic:
     async def repeat(self, one: Callable[[str], Awaitable[None]]) -> None:
         while not self.stop:
             await one(random.choice(PROMPTS))
-            await asyncio.sleep(0.01)
+            await asyncio.sleep(0.05)
 
 
 async def until(fact: Callable[[], bool]) -> None:
@@ -139,11 +139,16 @@ async def strike(service: Service, kills: int) -> None:
     """Kill engine after engine: most while they serve, some while they start or load."""
     supervisor = service.supervisor
     for number in range(kills):
-        if number % 5 == 4:
-            await until(lambda: supervisor.pid is not None and supervisor.lifecycle.phase is not Phase.UP)
-        else:
-            await until(lambda: supervisor.lifecycle.phase is Phase.UP)
-        await asyncio.sleep(random.uniform(0.0, 1.0))
+        match number % 5:
+            case 4:
+                await until(lambda: supervisor.pid is not None and supervisor.lifecycle.phase is not Phase.UP)
+                await asyncio.sleep(random.uniform(0.0, 0.8))
+            case 3:  # time enough for whole answers
+                await until(lambda: supervisor.lifecycle.phase is Phase.UP)
+                await asyncio.sleep(random.uniform(2.0, 3.0))
+            case _:
+                await until(lambda: supervisor.lifecycle.phase is Phase.UP)
+                await asyncio.sleep(random.uniform(0.0, 0.8))
         if (pid := supervisor.pid) is not None:
             os.kill(pid, random.choice([signal.SIGKILL, signal.SIGSEGV, signal.SIGABRT]))
             await until(lambda: supervisor.pid is None)
@@ -186,7 +191,7 @@ async def run_trouble(home: Path) -> None:
         before = open_descriptors()
         async with client_of(socket) as client:
             traffic.client = client
-            kinds = [traffic.whole, traffic.streamed, traffic.streamed, traffic.embedded, traffic.left, traffic.left]
+            kinds = [traffic.whole, traffic.streamed, traffic.embedded, traffic.left]
             async with asyncio.timeout(PATIENCE_S), asyncio.TaskGroup() as group:
                 for kind in kinds:
                     group.create_task(traffic.repeat(kind))
@@ -197,14 +202,14 @@ async def run_trouble(home: Path) -> None:
             calm = Traffic(client)
             await calm.learn()
         assert (calm.texts, calm.vector) == (traffic.texts, pytest.approx(traffic.vector, abs=1e-5))
-        for how in ("answered", "streamed", "embedded", "left", "engine_gone"):
-            assert traffic.seen[how] or traffic.seen[f"stream: {how}"], traffic.seen
+        seen = traffic.seen
+        assert seen["answered"] + seen["streamed"] and seen["embedded"] and seen["left"], seen
+        assert seen["engine_gone"] + seen["stream: engine_gone"], seen
         await until(lambda: (service.dispatcher.running, service.dispatcher.waiting) == (0, 0))
         await until(lambda: service.dispatcher.kv_resident_bytes() < 1_000_000)
         await until(lambda: open_descriptors() <= before)
         gc.collect()
         assert complaints == []
-        print(dict(traffic.seen))
     finally:
         stop.set()
         await serving
