@@ -181,6 +181,24 @@ def test_a_cancelled_generation_ends_at_once_for_its_reader_and_frees_its_slot_o
     House([plan("m", slots=1)]).play(scenario)
 
 
+def test_a_generation_that_has_said_enough_counts_as_done_with_the_engine_s_times() -> None:
+    async def scenario(house: House) -> None:
+        generation = await house.dispatcher.generate(task([1, 2], limit=100_000))
+        await generation.next()
+        generation.complete()
+        generation.complete()
+        while (emission := await generation.next()).reason is None:
+            pass
+        assert emission.decode_s > 0
+        generation.cancel("request over")
+        await house.until(lambda: house.dispatcher.running == 0)
+        figures = house.feedback.figures()["generate m"]
+        assert (figures.cancelled, figures.failed, figures.count) == (0, 0, 1)
+        assert figures.run_p50_s > 0
+
+    House([plan("m", slots=1)]).play(scenario)
+
+
 @pytest.mark.parametrize("instruction", [2, 3, 4])
 def test_an_engine_that_dies_falls_silent_or_hangs_fails_its_requests_and_comes_back(instruction: int) -> None:
     async def scenario(house: House) -> None:
