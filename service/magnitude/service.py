@@ -25,7 +25,7 @@ from magnitude.config import Settings
 from magnitude.engine.client import EngineLink
 from magnitude.engine.kv_layout import KvLayout
 from magnitude.engine.protocol import ToService
-from magnitude.errors import BudgetExceeded, EngineNotReady, MagnitudeError, ModelError
+from magnitude.errors import EngineNotReady, MagnitudeError, ModelError
 from magnitude.feedback.metrics import Metrics
 from magnitude.feedback.records import Feedback
 from magnitude.intake.app import build_app
@@ -34,8 +34,8 @@ from magnitude.intake.sockets import open_sockets
 from magnitude.models.catalogue import BrokenModel, open_folder, resolve, scan
 from magnitude.models.description import ModelDescription
 from magnitude.paths import Paths, find_paths
-from magnitude.policy.fitting import fit_to_memory
-from magnitude.policy.strategy import BoardFacts, default_strategy
+from magnitude.policy.fitting import fit_together
+from magnitude.policy.strategy import BoardFacts, Strategy, default_strategy
 from magnitude.schedule.dispatcher import Dispatcher
 from magnitude.schedule.golden_gate import GoldenGate
 from magnitude.schedule.kv_memory import KvMemory
@@ -46,6 +46,12 @@ from magnitude.supervise.supervisor import EngineSupervisor
 from magnitude.text.catalogue import TextCatalogue
 
 log = logging.getLogger("magnitude.service")
+
+# How long open requests may go on after SIGTERM. systemd gives 90 s before it kills, but a person at a terminal or
+# a board that loses power soon does not wait so long; most answers end within it.
+GRACEFUL_S = 10.0
+# So long before that, what is still open is ended with an error that its client can read.
+FAREWELL_S = 1.0
 
 
 def choose_models(settings: Settings, found: list[ModelDescription]) -> list[ModelDescription]:
@@ -141,44 +147,32 @@ class Service:
     async def stop(self) -> None:
         """End the engine and give the KV memory back."""
         await self.supervisor.stop()
-        for plan in self.dispatcher.plans():
-            if plan.kv is not None:
-                plan.kv.close()
+        await self.dispatcher.close()
 
     def _plans(self, models: list[ModelDescription], board: BoardFacts, free_bytes: int) -> list[ModelPlan]:
         """Plans that fit together. The chat model must fit; another one that does not is left out and reported."""
-        plans: list[ModelPlan] = []
-        for model in models:
-            beside_bytes = sum(other.weight_bytes for other in models if other is not model)
-            try:
-                plans.append(self._plan(model, board, free_bytes - beside_bytes))
-            except BudgetExceeded as error:
-                if model is models[0]:
-                    raise
-                log.error("model left out", extra={"fields": {"model": model.name, "reason": str(error)}})
-        return plans
 
-    def _plan(self, model: ModelDescription, board: BoardFacts, available_bytes: int) -> ModelPlan:
-        wished = default_strategy(board, self.settings.engine, model.decoder)
-        strategy = fit_to_memory(wished, model, available_bytes)
-        if strategy.context_length != wished.context_length:
-            log.warning(
-                "context shortened to fit the memory",
-                extra={
-                    "fields": {
-                        "model": model.name,
-                        "wished": wished.context_length,
-                        "context": strategy.context_length,
-                        "slots": strategy.slots,
-                        "available_mb": available_bytes // 1_000_000,
-                    }
-                },
-            )
-        kv = None
-        if model.decoder is not None:
-            layout = KvLayout.of(model.decoder, slots=strategy.slots, max_len=strategy.context_length)
-            kv = KvMemory(model.name, layout)
-        return ModelPlan(model, strategy, kv)
+        def wish(model: ModelDescription) -> Strategy:
+            return default_strategy(board, self.settings.engine, model.decoder)
+
+        fitted = fit_together(models, wish, free_bytes)
+        for model, error in fitted.left_out:
+            log.error("model left out", extra={"fields": {"model": model.name, "reason": str(error)}})
+        for model, strategy in fitted.served:
+            if strategy.context_length != wish(model).context_length:
+                log.warning(
+                    "context shortened to fit the memory",
+                    extra={
+                        "fields": {
+                            "model": model.name,
+                            "wished": wish(model).context_length,
+                            "context": strategy.context_length,
+                            "slots": strategy.slots,
+                            "free_mb": free_bytes // 1_000_000,
+                        }
+                    },
+                )
+        return [ModelPlan(model, strategy, _kv_memory(model, strategy)) for model, strategy in fitted.served]
 
     # --- what the supervisor tells ---
 
@@ -203,7 +197,6 @@ class Service:
         self.dispatcher.engine_up(link)
 
     def _on_down(self, reason: str) -> None:
-        self.loader.engine_down()
         self.dispatcher.engine_down(reason)
 
     def _on_failed(self, reason: str) -> None:
@@ -212,11 +205,25 @@ class Service:
         )
 
 
+def _kv_memory(model: ModelDescription, strategy: Strategy) -> KvMemory | None:
+    if model.decoder is None:
+        return None
+    return KvMemory(model.name, KvLayout.of(model.decoder, slots=strategy.slots, max_len=strategy.context_length))
+
+
 async def _report_text_problems(models: Sequence[ModelDescription], texts: TextCatalogue) -> None:
     """A missing template or a broken tokenizer is said at start, not at the first request."""
     for model in models:
         for problem in await asyncio.to_thread(texts.problems, model):
             log.warning("text of a model is not in order", extra={"fields": {"model": model.name, "reason": problem}})
+
+
+async def _say_farewell(dispatcher: Dispatcher, stop: asyncio.Event) -> None:
+    await stop.wait()
+    await asyncio.sleep(GRACEFUL_S - FAREWELL_S)
+    dispatcher.refuse_all(
+        EngineNotReady("the service is being stopped", hint="Send the request again once it is back")
+    )
 
 
 async def _serve(settings: Settings, paths: Paths, environ: MutableMapping[str, str]) -> None:
@@ -233,6 +240,7 @@ async def _serve(settings: Settings, paths: Paths, environ: MutableMapping[str, 
     watch = loop.create_task(service.supervisor.run())
     # Tokenizers are read while the engine starts, so that the first request does not wait for them.
     reading = loop.create_task(_report_text_problems(service.dispatcher.models(), texts))
+    farewell = loop.create_task(_say_farewell(service.dispatcher, stop))
     # A supervision that ended by an error of its own must take the service down, not leave it without an engine.
     watch.add_done_callback(lambda _: stop.set())
     try:
@@ -242,14 +250,15 @@ async def _serve(settings: Settings, paths: Paths, environ: MutableMapping[str, 
             server=settings.server,
             metrics=metrics,
             stop=stop,
+            graceful_s=GRACEFUL_S,
             on_started=lambda: log.info(
                 "listening", extra={"fields": {"addresses": addresses, "version": __version__, "pid": os.getpid()}}
             ),
         )
     finally:
         failed = watch.done() and not watch.cancelled() and watch.exception()
-        watch.cancel()
-        reading.cancel()
+        for task in (watch, reading, farewell):
+            task.cancel()
         await service.stop()
         log.info("stopped")
     if failed:

@@ -111,6 +111,7 @@ class FakeInference:
         self.freed = 0
         self.emitted = 0
         self.cancels: list[str] = []
+        self.completed = 0
         self.tasks: list[GenerationTask] = []
         self.embedded: list[list[list[int]]] = []
         self.inferred: list[list[Tensor]] = []
@@ -224,6 +225,10 @@ class FakeGeneration:
             top = [(token, -0.5), (5, float("-inf"))][: self._task.logprobs]
             logprobs = [TokenLogprob(logprob=-0.5, top=top)]
         return Emission(ids=[token], logprobs=logprobs)
+
+    def complete(self) -> None:
+        self._inference.completed += 1
+        self._cancelled.set()
 
     def cancel(self, why: str) -> None:
         if not self._over:

@@ -65,6 +65,14 @@ def test_a_vector_that_points_elsewhere_fails() -> None:
     assert "cosine" in check(lambda _: np.array([0.0, 1.0]), golden).reason
 
 
+def test_a_vector_without_numbers_fails_wherever_it_stands() -> None:
+    vectors = [GoldenVector(ids=[n], vector=[1.0, 0.0]) for n in range(3)]
+    golden = Golden(version=1, model_hash="m", vectors=vectors)
+    for bad in range(3):
+        result = check(lambda ids, bad=bad: np.array([np.nan if ids == [bad] else 1.0, 0.0]), golden)
+        assert not result.passed
+
+
 def test_a_single_score_is_compared_as_a_number() -> None:
     golden = Golden(version=1, model_hash="m", vectors=[GoldenVector(ids=[1], vector=[0.5])])
     assert check(lambda _: np.array([0.6]), golden).passed

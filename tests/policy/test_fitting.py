@@ -3,10 +3,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from magnitude.engine.kv_layout import KvLayout
 from magnitude.errors import BudgetExceeded
 from magnitude.models.description import DecoderShape, EncoderShape, ModelDescription
 from magnitude.models.ledger import ledger
-from magnitude.policy.fitting import fit_to_memory
+from magnitude.policy.fitting import fit_to_memory, fit_together
 from magnitude.policy.strategy import Strategy
 
 MIB = 1 << 20
@@ -62,3 +63,51 @@ def test_what_cannot_fit_at_all_is_refused_with_the_figures(model: ModelDescript
 def test_a_board_that_owes_memory_is_refused_and_not_a_crash() -> None:
     with pytest.raises(BudgetExceeded):
         fit_to_memory(WISH, CHAT, -5 * MIB)
+
+
+def wish(model: ModelDescription) -> Strategy:
+    return WISH if model.decoder else msgspec.structs.replace(WISH, slots=0, context_length=0)
+
+
+def heavy(mib: int) -> ModelDescription:
+    return msgspec.structs.replace(EMBEDDER, name=f"heavy-{mib}", weight_bytes=mib * MIB)
+
+
+def names(pairs: list) -> list[str]:
+    return [model.name for model, _ in pairs]
+
+
+def test_models_that_fit_side_by_side_are_all_served_as_wished() -> None:
+    fitted = fit_together([CHAT, EMBEDDER], wish, 8192 * MIB)
+    assert fitted.served == [(CHAT, WISH), (EMBEDDER, wish(EMBEDDER))]
+    assert fitted.left_out == []
+
+
+def test_the_heaviest_companion_goes_where_the_chat_model_has_no_room_beside_it() -> None:
+    fitted = fit_together([CHAT, EMBEDDER, heavy(4096)], wish, 2048 * MIB)
+    assert names(fitted.served) == ["chat", "embedder"]
+    assert names(fitted.left_out) == ["heavy-4096"]
+
+
+def test_the_first_model_must_fit() -> None:
+    with pytest.raises(BudgetExceeded):
+        fit_together([CHAT, EMBEDDER], wish, 100 * MIB)
+
+
+def test_a_context_that_was_cut_for_a_companion_grows_back_when_that_one_is_left_out() -> None:
+    free_bytes = 1024 * MIB
+    alone = fit_together([CHAT], wish, free_bytes).served
+    assert fit_together([CHAT, heavy(800)], wish, free_bytes).served == alone
+
+
+@given(st.integers(360, 8192))
+def test_memory_is_not_promised_twice(free_mib: int) -> None:
+    second = msgspec.structs.replace(CHAT, name="second")
+    fitted = fit_together([CHAT, second, EMBEDDER], wish, free_mib * MIB)
+    held = 0
+    for model, strategy in fitted.served:
+        held += model.weight_bytes
+        if model.decoder:
+            held += KvLayout.of(model.decoder, slots=strategy.slots, max_len=strategy.context_length).total_bytes
+    assert held <= free_mib * MIB
+    assert len(fitted.served) + len(fitted.left_out) == 3

@@ -1,10 +1,12 @@
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from hypothesis.stateful import Bundle, RuleBasedStateMachine, consumes, invariant, rule
+from hypothesis.stateful import Bundle, RuleBasedStateMachine, consumes, invariant, precondition, rule
 
 from magnitude.schedule.admission import (
     RUN_PLACES,
     Admission,
+    CleanSlot,
     Dropped,
     Effect,
     Ended,
@@ -13,7 +15,7 @@ from magnitude.schedule.admission import (
     Interrupt,
     Lost,
     Reject,
-    SlotFreed,
+    SlotCleaned,
     Start,
     Submit,
     Withdraw,
@@ -42,7 +44,7 @@ def test_a_freed_slot_goes_to_the_one_who_waited_longest_and_its_wait_is_counted
     admission.apply(Submit(1, "generation", "m"), 0.0)
     admission.apply(Submit(2, "generation", "m"), 1.0)
     admission.apply(Submit(3, "generation", "m"), 2.0)
-    assert admission.apply(Ended(1), 5.0) == [SlotFreed("m", 0), Start(2, 0, 4.0)]
+    assert admission.apply(Ended(1), 5.0) == [Start(2, 0, 4.0)]
 
 
 def test_a_full_queue_rejects_the_newcomer_and_keeps_the_others() -> None:
@@ -78,8 +80,9 @@ def test_withdrawing_a_running_request_interrupts_it_once_and_frees_its_slot_at_
     assert admission.apply(Withdraw(1), 1.0) == [Interrupt(1)]
     assert admission.apply(Withdraw(1), 1.0) == []
     assert admission.free_slots("m") == 0
-    assert admission.apply(Ended(1), 2.0) == [SlotFreed("m", 0)]
+    assert admission.apply(Ended(1), 2.0) == [CleanSlot("m", 0)]
     assert admission.apply(Ended(1), 2.0) == []
+    admission.apply(SlotCleaned("m", 0), 2.1)
     assert admission.free_slots("m") == 1
 
 
@@ -88,15 +91,33 @@ def test_withdrawing_a_waiting_request_takes_it_out_of_the_queue() -> None:
     admission.apply(Submit(1, "generation", "m"), 0.0)
     admission.apply(Submit(2, "generation", "m"), 0.0)
     assert admission.apply(Withdraw(2), 1.0) == [Dropped(2)]
-    assert admission.apply(Ended(1), 2.0) == [SlotFreed("m", 0)]
+    assert admission.apply(Ended(1), 2.0) == [CleanSlot("m", 0)]
 
 
 def test_an_engine_that_dies_loses_what_ran_and_keeps_what_waits() -> None:
     admission = up(slots=1)
     admission.apply(Submit(1, "generation", "m"), 0.0)
     admission.apply(Submit(2, "generation", "m"), 0.0)
-    assert admission.apply(EngineDown(), 1.0) == [Lost(1), SlotFreed("m", 0)]
+    assert admission.apply(EngineDown(), 1.0) == [Lost(1), CleanSlot("m", 0)]
+    assert admission.apply(SlotCleaned("m", 0), 1.1) == []
     assert admission.apply(EngineUp({"m": 1}), 3.0) == [Start(2, 0, 3.0)]
+
+
+def test_a_slot_is_not_used_while_its_memory_is_given_back() -> None:
+    admission = up(slots=1)
+    admission.apply(Submit(1, "generation", "m"), 0.0)
+    assert admission.apply(Ended(1), 1.0) == [CleanSlot("m", 0)]
+    assert admission.apply(Submit(2, "generation", "m"), 1.0) == []
+    assert admission.apply(SlotCleaned("m", 0), 1.2) == [Start(2, 0, pytest.approx(0.2))]
+
+
+def test_a_slot_that_is_given_back_slowly_is_not_used_by_the_next_engine_either() -> None:
+    admission = up(slots=1)
+    admission.apply(Submit(1, "generation", "m"), 0.0)
+    admission.apply(Submit(2, "generation", "m"), 0.0)
+    admission.apply(EngineDown(), 1.0)
+    assert admission.apply(EngineUp({"m": 1}), 2.0) == []
+    assert admission.apply(SlotCleaned("m", 0), 3.0) == [Start(2, 0, 3.0)]
 
 
 class AdmissionMachine(RuleBasedStateMachine):
@@ -111,6 +132,7 @@ class AdmissionMachine(RuleBasedStateMachine):
         self.now_s = 0.0
         self.engine_slots = 0
         self.slot_of: dict[int, int | None] = {}
+        self.cleaning: set[int] = set()
         self.interrupted: set[int] = set()
         self.ended: set[int] = set()
 
@@ -120,7 +142,7 @@ class AdmissionMachine(RuleBasedStateMachine):
                 case Start(request_id, slot, waited_s):
                     assert waited_s >= 0
                     assert request_id not in self.ended | set(self.slot_of)
-                    assert slot is None or slot not in self.slot_of.values()
+                    assert slot is None or slot not in {*self.slot_of.values(), *self.cleaning}
                     self.slot_of[request_id] = slot
                 case Reject(request_id) | Dropped(request_id):
                     assert request_id not in self.slot_of
@@ -131,8 +153,9 @@ class AdmissionMachine(RuleBasedStateMachine):
                 case Interrupt(request_id):
                     assert request_id in self.slot_of and request_id not in self.interrupted
                     self.interrupted.add(request_id)
-                case SlotFreed():
-                    pass
+                case CleanSlot(_, slot):
+                    assert slot not in self.slot_of.values() and slot not in self.cleaning
+                    self.cleaning.add(slot)
 
     def end(self, request_id: int) -> None:
         assert request_id not in self.ended
@@ -155,11 +178,18 @@ class AdmissionMachine(RuleBasedStateMachine):
             self.end(request)
             self.take(self.admission.apply(Ended(request), self.now_s))
 
-    @rule(slots=st.integers(1, 3))
-    def engine_up(self, slots: int) -> None:
+    @precondition(lambda self: self.cleaning)
+    @rule(data=st.data())
+    def cleaned(self, data: st.DataObject) -> None:
+        slot = data.draw(st.sampled_from(sorted(self.cleaning)))
+        self.cleaning.remove(slot)
+        self.take(self.admission.apply(SlotCleaned("m", slot), self.now_s))
+
+    @rule()
+    def engine_up(self) -> None:
         if not self.engine_slots:
-            self.engine_slots = slots
-            self.take(self.admission.apply(EngineUp({"m": slots}), self.now_s))
+            self.engine_slots = 2
+            self.take(self.admission.apply(EngineUp({"m": 2}), self.now_s))
 
     @rule()
     def engine_down(self) -> None:
@@ -173,7 +203,8 @@ class AdmissionMachine(RuleBasedStateMachine):
     @invariant()
     def every_slot_is_free_or_held(self) -> None:
         held = [slot for slot in self.slot_of.values() if slot is not None]
-        assert len(held) + self.admission.free_slots("m") == self.engine_slots
+        cleaning = len(self.cleaning) if self.engine_slots else 0
+        assert len(held) + cleaning + self.admission.free_slots("m") == self.engine_slots
         assert self.admission.running == len(self.slot_of)
 
     @invariant()

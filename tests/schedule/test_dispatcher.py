@@ -1,6 +1,7 @@
 """The dispatcher, the supervisor and the loader together, over a real process that only pretends to compute."""
 
 import asyncio
+import gc
 import os
 import sys
 from collections.abc import Awaitable, Callable
@@ -10,7 +11,7 @@ import pytest
 
 from magnitude.engine.kv_layout import KvLayout
 from magnitude.engine.protocol import SamplerSettings, ToService
-from magnitude.errors import EngineGone, EngineNotReady, ModelNotFound, Overloaded, RequestError
+from magnitude.errors import EngineError, EngineGone, EngineNotReady, ModelNotFound, Overloaded, RequestError
 from magnitude.feedback.records import Feedback
 from magnitude.models.description import DecoderShape, EncoderShape, ModelDescription
 from magnitude.policy.strategy import Strategy
@@ -59,7 +60,13 @@ def embedder(name: str) -> ModelPlan:
 class House:
     """The parts wired together as the service does it."""
 
-    def __init__(self, plans: list[ModelPlan], *, max_queue: int = 4, environ: dict[str, str] | None = None) -> None:
+    def __init__(
+        self,
+        plans: list[ModelPlan],
+        *,
+        max_queue: int = 4,
+        environ: dict[str, str] | None = None,
+    ) -> None:
         self.feedback = Feedback()
         self.environ = environ
         self.supervisor = EngineSupervisor(
@@ -72,7 +79,11 @@ class House:
             spawn=self.spawn,
         )
         self.dispatcher = Dispatcher(
-            plans, aliases={"gpt": "m"}, max_queue=max_queue, feedback=self.feedback, engine=self.supervisor
+            plans,
+            aliases={"gpt": "m"},
+            max_queue=max_queue,
+            feedback=self.feedback,
+            engine=self.supervisor,
         )
         self.loader = ModelLoader(self.dispatcher)
 
@@ -81,7 +92,6 @@ class House:
             self.dispatcher.on_message(message)
 
     def on_down(self, reason: str) -> None:
-        self.loader.engine_down()
         self.dispatcher.engine_down(reason)
 
     async def spawn(self, on_exit: Callable[[str], None]) -> EngineProcess:
@@ -171,6 +181,24 @@ def test_a_cancelled_generation_ends_at_once_for_its_reader_and_frees_its_slot_o
     House([plan("m", slots=1)]).play(scenario)
 
 
+def test_a_generation_that_has_said_enough_counts_as_done_with_the_engine_s_times() -> None:
+    async def scenario(house: House) -> None:
+        generation = await house.dispatcher.generate(task([1, 2], limit=100_000))
+        await generation.next()
+        generation.complete()
+        generation.complete()
+        while (emission := await generation.next()).reason is None:
+            pass
+        assert emission.decode_s > 0
+        generation.cancel("request over")
+        await house.until(lambda: house.dispatcher.running == 0)
+        figures = house.feedback.figures()["generate m"]
+        assert (figures.cancelled, figures.failed, figures.count) == (0, 0, 1)
+        assert figures.run_p50_s > 0
+
+    House([plan("m", slots=1)]).play(scenario)
+
+
 @pytest.mark.parametrize("instruction", [2, 3, 4])
 def test_an_engine_that_dies_falls_silent_or_hangs_fails_its_requests_and_comes_back(instruction: int) -> None:
     async def scenario(house: House) -> None:
@@ -246,6 +274,95 @@ def test_an_engine_of_another_version_is_refused_in_words() -> None:
             await read(house, [1])
 
     House([plan("m")], environ={**os.environ, "FAKE_PROTOCOL_VERSION": "99"}).play(scenario)
+
+
+def test_a_request_that_cannot_be_sent_gives_its_slot_back() -> None:
+    async def scenario(house: House) -> None:
+        await house.until(lambda: house.supervisor.lifecycle.phase is Phase.UP)
+        unsendable = task([1, 1 << 80])  # no number of the wire format
+        generation = await house.dispatcher.generate(unsendable)
+        with pytest.raises(EngineError):
+            await generation.next()
+        await house.until(lambda: house.dispatcher.running == 0)
+        assert await read(house, [1, 5]) == [5] * 4
+
+    House([plan("m", slots=1)]).play(scenario)
+
+
+def test_nobody_waits_for_an_engine_that_does_not_stay_up() -> None:
+    async def scenario(house: House) -> None:
+        waiting = asyncio.create_task(read(house, [1, 5]))
+        with pytest.raises(EngineNotReady, match="does not stay up") as raised:
+            await waiting
+        assert raised.value.hint
+        with pytest.raises(EngineNotReady, match="does not stay up"):
+            await house.dispatcher.generate(task([1]))
+        assert house.dispatcher.waiting == 0
+        assert house.supervisor.lifecycle.phase is not Phase.FAILED
+
+    class Hopeless(House):
+        async def spawn(self, on_exit: Callable[[str], None]) -> EngineProcess:
+            raise OSError("no memory")
+
+    Hopeless([plan("m")]).play(scenario)
+
+
+def test_rejections_leave_no_error_behind_that_nobody_read() -> None:
+    complaints: list[object] = []
+
+    async def scenario(house: House) -> None:
+        asyncio.get_running_loop().set_exception_handler(lambda _, context: complaints.append(context))
+        await house.until(lambda: house.supervisor.lifecycle.phase is Phase.UP)
+        runs = [house.dispatcher.embed("e", [[1]], [], request_key="r") for _ in range(20)]
+        answers = await asyncio.gather(*runs, return_exceptions=True)
+        assert any(isinstance(answer, Overloaded) for answer in answers)
+        del answers, runs
+        gc.collect()
+        await asyncio.sleep(0)
+
+    House([plan("m"), embedder("e")], max_queue=1).play(scenario)
+    assert complaints == []
+
+
+def test_a_stop_while_models_load_does_not_wait_for_answers_that_never_come() -> None:
+    async def scenario(house: House) -> None:
+        await house.until(lambda: house.supervisor.lifecycle.phase is Phase.LOADING)
+
+    House([plan("slow")]).play(scenario)
+
+
+def test_a_stop_while_the_engine_is_spawned_leaves_no_process() -> None:
+    pids: list[int] = []
+
+    class Slow(House):
+        async def spawn(self, on_exit: Callable[[str], None]) -> EngineProcess:
+            await asyncio.sleep(0.1)
+            process = await super().spawn(on_exit)
+            pids.append(process.pid)
+            return process
+
+    async def scenario(house: House) -> None:
+        await house.until(lambda: house.supervisor.lifecycle.phase is Phase.STARTING)
+
+    Slow([plan("m")]).play(scenario)
+    assert len(pids) == 1
+    assert not Path(f"/proc/{pids[0]}").exists()
+
+
+def test_a_spawn_that_fails_however_is_tried_again() -> None:
+    failures = [OSError("no memory"), RuntimeError("something new")]
+
+    async def scenario(house: House) -> None:
+        assert await read(house, [1, 5]) == [5] * 4
+        assert house.supervisor.lifecycle.restarts == 2
+
+    class Unlucky(House):
+        async def spawn(self, on_exit: Callable[[str], None]) -> EngineProcess:
+            if failures:
+                raise failures.pop()
+            return await super().spawn(on_exit)
+
+    Unlucky([plan("m")]).play(scenario)
 
 
 def test_names_are_checked_and_the_hint_lists_what_there_is() -> None:

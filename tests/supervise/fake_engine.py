@@ -2,7 +2,7 @@
 
 The first id of a prompt is the instruction: 1 answers with the rest of the prompt, one id every 5 ms, again and
 again up to the limit; 2 dies at once; 3 goes silent; 4 breathes but hangs in a graph run. A model called
-`broken` cannot be loaded, `torn` never can.
+`broken` cannot be loaded, `torn` never can, and `slow` takes for ever.
 """
 
 from __future__ import annotations
@@ -53,6 +53,8 @@ class FakeEngine:
     def handle(self, message: p.ToEngine) -> None:
         match message:
             case p.LoadModel(request_id=request_id, model=model):
+                if model.name == "slow":
+                    return
                 if model.name in {"broken", "torn"}:
                     self.send(
                         p.Failed(

@@ -1,4 +1,6 @@
 import asyncio
+import contextlib
+import os
 import sys
 
 from magnitude.supervise.engine_process import EngineProcess, child_environment, describe_exit
@@ -13,8 +15,6 @@ async def exit_reason(code: str, *, end: str = "") -> str:
     process = await EngineProcess.spawn(exited.set_result, command=python(code))
     if end == "kill":
         process.kill()
-    elif end == "terminate":
-        await process.terminate()
     return await asyncio.wait_for(exited, 20)
 
 
@@ -33,18 +33,10 @@ def test_the_way_of_an_exit_is_told_in_words() -> None:
 
 
 def test_an_engine_that_ignores_the_request_to_leave_is_killed() -> None:
-    stubborn = (
-        "import signal, socket, sys, time; signal.signal(signal.SIGTERM, signal.SIG_IGN);"
-        "socket.socket(fileno=int(sys.argv[2])).send(b'deaf'); time.sleep(60)"
-    )
-
     async def scenario() -> str:
-        loop = asyncio.get_running_loop()
-        exited: asyncio.Future[str] = loop.create_future()
-        process = await EngineProcess.spawn(exited.set_result, command=python(stubborn))
-        process.sock.setblocking(False)
-        assert await loop.sock_recv(process.sock, 16) == b"deaf"
-        await process.terminate()
+        exited: asyncio.Future[str] = asyncio.get_running_loop().create_future()
+        process = await EngineProcess.spawn(exited.set_result, command=python("import time; time.sleep(60)"))
+        await process.ended()
         return await exited
 
     assert "SIGKILL" in asyncio.run(scenario())
@@ -53,3 +45,16 @@ def test_an_engine_that_ignores_the_request_to_leave_is_killed() -> None:
 def test_a_flood_of_long_log_lines_does_not_stop_the_exit_from_being_seen() -> None:
     code = "import sys; [sys.stderr.write('x' * 100000 + chr(10)) for _ in range(20)]; raise SystemExit(4)"
     assert asyncio.run(exit_reason(code)) == "the engine left with status 4"
+
+
+def test_a_kill_of_a_process_that_has_just_ended_does_not_hide_how_it_ended() -> None:
+    async def scenario() -> str:
+        exited: asyncio.Future[str] = asyncio.get_running_loop().create_future()
+        process = await EngineProcess.spawn(exited.set_result, command=python("raise SystemExit(5)"))
+        with contextlib.suppress(ChildProcessError):  # the child watcher was faster
+            os.waitid(os.P_PID, process.pid, os.WEXITED | os.WNOWAIT)
+        process.kill()
+        return await asyncio.wait_for(exited, 20)
+
+    for _ in range(5):
+        assert asyncio.run(scenario()) == "the engine left with status 5"

@@ -6,6 +6,8 @@ from magnitude.supervise.lifecycle import (
     HELLO_DEADLINE_S,
     SILENCE_DEADLINE_S,
     STABLE_AFTER_S,
+    STRUGGLING_AFTER,
+    TICK_S,
     Announce,
     Beat,
     Begin,
@@ -36,6 +38,15 @@ def up(at_s: float = 0.0) -> EngineLifecycle:
         engine.apply(event, at_s)
     assert engine.phase is Phase.UP
     return engine
+
+
+def idle(engine: EngineLifecycle, from_s: float, to_s: float) -> list[Effect]:
+    """Ticks as they come while nothing else happens."""
+    effects: list[Effect] = []
+    ticks = int((to_s - from_s) / TICK_S)
+    for tick in range(1, ticks + 1):
+        effects += engine.apply(Tick(), from_s + tick * TICK_S)
+    return effects
 
 
 def acts(effects: list[Effect]) -> list[type]:
@@ -70,10 +81,45 @@ def test_an_engine_that_says_nothing_after_its_start_is_killed() -> None:
 
 def test_a_silent_engine_is_killed_once() -> None:
     engine = up()
+    engine.apply(Tick(), 10.0)
     engine.apply(Beat(10, 0.0), 10.0)
-    assert engine.apply(Tick(), 10.0 + SILENCE_DEADLINE_S) == []
-    assert acts(engine.apply(Tick(), 11.0 + SILENCE_DEADLINE_S)) == [Kill]
-    assert engine.apply(Tick(), 12.0 + SILENCE_DEADLINE_S) == []
+    assert idle(engine, 10.0, 10.0 + SILENCE_DEADLINE_S) == []
+    assert acts(idle(engine, 10.0 + SILENCE_DEADLINE_S, 13.0 + SILENCE_DEADLINE_S)) == [Kill]
+
+
+def test_a_service_that_was_frozen_itself_does_not_take_its_engine_for_silent() -> None:
+    engine = up()
+    engine.apply(Beat(10, 0.0), 0.1)
+    assert engine.apply(Tick(), 3600.0) == []
+    assert engine.apply(Beat(10, 0.0), 3600.2) == []
+    assert acts(idle(engine, 3600.2, 3602.0 + SILENCE_DEADLINE_S)) == [Kill]
+
+
+def test_open_requests_without_a_step_are_a_hang_even_outside_a_graph_run() -> None:
+    engine = up()
+    for second in range(1, 61):
+        assert engine.apply(Beat(5, 0.0, open_requests=1), float(second)) == []
+    assert acts(engine.apply(Beat(5, 0.0, open_requests=1), 62.0)) == [Kill]
+
+
+def test_steps_are_progress_however_long_a_request_is_open() -> None:
+    engine = up()
+    for second in range(1, 3600):
+        assert engine.apply(Beat(second, 0.0, open_requests=1), float(second)) == []
+
+
+def test_it_struggles_after_failures_in_a_row_until_it_is_up() -> None:
+    engine = new()
+    engine.apply(Begin(), 0.0)
+    for crash in range(STRUGGLING_AFTER):
+        assert not engine.struggling
+        engine.apply(Exited("crash"), crash * 100.0)
+        assert engine.phase is Phase.BACKING_OFF
+        engine.apply(Tick(), crash * 100.0 + 50)
+    assert engine.struggling
+    engine.apply(SaidHello(True), 400.0)
+    engine.apply(ModelsReady(), 401.0)
+    assert not engine.struggling
 
 
 def test_an_engine_that_breathes_but_hangs_in_a_graph_run_is_killed() -> None:

@@ -8,6 +8,7 @@ import os
 import signal
 import struct
 import threading
+import time
 from collections import defaultdict
 
 import httpx
@@ -204,9 +205,13 @@ def test_a_client_that_leaves_frees_its_slot_and_counts_as_cancelled(
 def test_the_memory_of_a_finished_conversation_is_given_back(service: RunningService, client: openai.OpenAI) -> None:
     client.chat.completions.create(model=CHAT, messages=ask("word " * 1500), max_tokens=4)
     service.until_idle()
-    (chat,) = [model for model in service.state()["models"] if model["name"] == CHAT]
     # What is left are the borders that slots share with their neighbours: less than a page a tensor.
-    assert chat["kv_resident_bytes"] < 1_000_000
+    for _ in range(200):  # it is given back beside the next requests, not before them
+        (chat,) = [model for model in service.state()["models"] if model["name"] == CHAT]
+        if chat["kv_resident_bytes"] < 1_000_000:
+            return
+        time.sleep(0.05)
+    pytest.fail(f"{chat['kv_resident_bytes']} bytes are still held")
 
 
 def test_numbers_for_prometheus_are_the_admins(service: RunningService, client: openai.OpenAI) -> None:

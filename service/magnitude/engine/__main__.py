@@ -22,8 +22,8 @@ import onnxruntime
 import magnitude
 from magnitude.engine import process
 from magnitude.engine.heartbeat import start_heartbeat
-from magnitude.engine.link import Link, start_reader
-from magnitude.engine.loop import Arrived, EngineLoop, Terminate
+from magnitude.engine.link import Link, ServiceGone, start_reader
+from magnitude.engine.loop import Arrived, EngineLoop
 from magnitude.engine.protocol import PROTOCOL_VERSION, Hello, ToEngine
 from magnitude.engine.sessions import PROVIDERS, prepare_runtime
 from magnitude.engine.stats import Progress, read_cpu_features
@@ -48,7 +48,10 @@ def main(arguments: list[str] | None = None) -> int:
     process.die_with_parent()
     process.close_stdin()
     faulthandler.enable()  # SIGSEGV, SIGFPE, SIGABRT, SIGBUS, SIGILL: the stacks go to stderr
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches the whole group; the service decides
+    # Ctrl-C reaches the whole process group, a stop by systemd the whole control group. The service lets open
+    # requests end first and needs its engine for that; then it says `Shutdown`, or its end of the socket closes.
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, signal.SIG_IGN)
     logging.basicConfig(stream=sys.stderr, level=logging.INFO, format="%(levelname)s %(message)s")
     prepare_runtime()
 
@@ -59,7 +62,6 @@ def main(arguments: list[str] | None = None) -> int:
         return process.EXIT_PROTOCOL_BROKEN
     progress = Progress()
     loop = EngineLoop(link.send, progress)
-    signal.signal(signal.SIGTERM, lambda *_: loop.post(Terminate()))
     stop = threading.Event()
     hellos: queue.SimpleQueue[Hello] = queue.SimpleQueue()
     greeted = False
@@ -111,8 +113,8 @@ def main(arguments: list[str] | None = None) -> int:
         # Python itself ran dry; what else broke on the way is unknown, so a new process is the safe answer.
         log.error("out of memory: the engine leaves and has to be started again")
         return process.EXIT_OUT_OF_MEMORY
-    except OSError as error:
-        log.info("the service is gone: %s", error)
+    except ServiceGone as error:
+        log.info("%s", error)
     finally:
         stop.set()
     return 0

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import socket
 from collections.abc import Callable
 
@@ -10,8 +11,14 @@ from magnitude.engine.protocol import Message, ToService
 from magnitude.engine.wire import FrameReader, encode_frame
 from magnitude.errors import EngineError
 
+log = logging.getLogger("magnitude.engine")
+
 # Large enough for a batch of embeddings in few reads, small enough to stay off the heap's large-block path.
 READ_BYTES = 1 << 18
+
+
+class _Broken(Exception):
+    """The stream is not what the protocol says."""
 
 
 class EngineLink:
@@ -47,6 +54,11 @@ class EngineLink:
     def close(self) -> None:
         """Stop both directions without calling `on_closed`."""
         self._closed = True
+        loop = asyncio.get_running_loop()
+        # The tasks take their descriptor out of the loop only when they run again; by then its number may belong
+        # to somebody else's connection.
+        loop.remove_reader(self._sock)
+        loop.remove_writer(self._sock)
         for task in self._tasks:
             task.cancel()
         self._sock.close()
@@ -57,13 +69,24 @@ class EngineLink:
         reason = "the engine closed its connection"
         try:
             while data := await loop.sock_recv(self._sock, READ_BYTES):
-                for message in reader.feed(data):
+                for message in self._understood(reader, data):
                     self._on_message(message)
         except OSError as error:
             reason = f"reading from the engine failed: {error}"
-        except EngineError as error:
-            reason = f"the engine sent what cannot be understood: {error.message}"
+        except _Broken as error:
+            reason = f"the engine sent what cannot be understood: {error}"
+        except Exception:
+            # Nobody awaits this task: an error that ended it in silence would leave a connection that nobody reads.
+            log.exception("handling a message of the engine failed")
+            reason = "a message of the engine could not be handled"
         self._ended(reason)
+
+    @staticmethod
+    def _understood(reader: FrameReader[ToService], data: bytes) -> list[ToService]:
+        try:
+            return reader.feed(data)
+        except EngineError as error:
+            raise _Broken(error.message) from error
 
     async def _write(self) -> None:
         loop = asyncio.get_running_loop()

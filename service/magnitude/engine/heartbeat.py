@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 
-from magnitude.engine.link import Link
+from magnitude.engine.link import Link, ServiceGone
 from magnitude.engine.protocol import Heartbeat
 from magnitude.engine.stats import Progress, read_memory
 
@@ -27,7 +27,7 @@ def start_heartbeat(link: Link, progress: Progress, stop: threading.Event, perio
                         rss_bytes=read_memory().rss_bytes,
                     )
                 )
-            except OSError:
+            except ServiceGone:
                 return
 
     threading.Thread(target=beat, name="engine-heartbeat", daemon=True).start()

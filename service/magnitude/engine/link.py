@@ -23,6 +23,10 @@ _READ_BYTES = 256 * 1024
 _MAX_WAITING_FDS = 4
 
 
+class ServiceGone(Exception):
+    """Nobody reads at the other end any more."""
+
+
 class Link:
     """Frames over a connected unix stream socket. `send` may be called from any thread."""
 
@@ -33,10 +37,13 @@ class Link:
         self._waiting_fds: deque[int] = deque()
 
     def send(self, message: Message) -> None:
-        """Send one message. Raises `OSError` when the service is gone, `EngineError` when it is too large."""
+        """Send one message. Raises `ServiceGone`, or `EngineError` when it is too large."""
         frame = encode_frame(message)
-        with self._send_lock:
-            self._sock.sendall(frame)
+        try:
+            with self._send_lock:
+                self._sock.sendall(frame)
+        except OSError as error:
+            raise ServiceGone(f"the service is gone: {error}") from error
 
     def receive(self) -> list[tuple[ToEngine, int | None]] | None:
         """Wait for the next messages, each with the descriptor that came for it; None when the service is gone.

@@ -17,6 +17,7 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING, TypeGuard
 
 from magnitude.engine.generation import never_started
+from magnitude.engine.link import ServiceGone
 from magnitude.engine.loaded import Job, LoadedModel
 from magnitude.engine.process import give_back_memory
 from magnitude.engine.protocol import (
@@ -47,10 +48,6 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 
-class Terminate:
-    """SIGTERM arrived: leave after the run under way."""
-
-
 class Arrived:
     """A message, the descriptor that came for it, and when (monotonic)."""
 
@@ -72,7 +69,7 @@ class GrammarBuilt:
         self.outcome = outcome
 
 
-Event = Arrived | GrammarBuilt | Terminate
+Event = Arrived | GrammarBuilt
 
 # Once idle for so long: soon enough for the memory to be there when somebody else needs it, late enough not to
 # stand in the way of a client that sends one request after the other.
@@ -87,7 +84,7 @@ def is_generate(message: ToEngine) -> TypeGuard[Generate]:
 
 
 class EngineLoop:
-    """Holds the models and the open jobs. `post` may be called from any thread and from a signal handler."""
+    """Holds the models and the open jobs. `post` may be called from any thread."""
 
     def __init__(
         self,
@@ -98,8 +95,7 @@ class EngineLoop:
         self._send = send
         self._progress = progress
         self._clock = clock
-        # SimpleQueue: its `put` is reentrant, so a signal handler may use it. Bounded by the service, which
-        # limits its open requests.
+        # Bounded by the service, which limits its open requests.
         self._events: queue.SimpleQueue[Event] = queue.SimpleQueue()
         self._models: dict[str, LoadedModel] = {}
         self._jobs: deque[Job] = deque()
@@ -116,7 +112,7 @@ class EngineLoop:
         self._events.put(event)
 
     def run(self) -> None:
-        """Serve until `Shutdown` or `Terminate`."""
+        """Serve until `Shutdown`. Raises `ServiceGone` when nobody is there to be answered."""
         while not self._leave:
             self._take_events()
             if self._jobs and not self._leave:
@@ -183,9 +179,6 @@ class EngineLoop:
 
     def _handle(self, event: Event) -> None:
         match event:
-            case Terminate():
-                log.info("asked to leave by SIGTERM, %d requests open", self._progress.open_requests)
-                self._leave = True
             case GrammarBuilt():
                 self._grammar_built(event)
             case Arrived():
@@ -213,7 +206,7 @@ class EngineLoop:
                     self._leave = True
                 case Hello():
                     log.warning("a second Hello is ignored")
-        except (OSError, MemoryError):
+        except (ServiceGone, MemoryError):
             raise
         except Exception as error:
             self._send(self._failed(getattr(message, "request_id", 0), error))
@@ -254,6 +247,8 @@ class EngineLoop:
 
     def _build_grammar(self, model: LoadedModel, request: Generate) -> None:
         """Runs in the builder's thread."""
+        if request.request_id not in self._waiting:
+            return  # cancelled while it stood in line: clients that come and go must not pile up work here
         try:
             outcome: Grammar | Exception = model.build_grammar(request)
         except Exception as error:

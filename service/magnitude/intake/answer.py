@@ -118,7 +118,7 @@ class AnswerReader:
                     choices.append(TokenChoice(token, emission.logprobs[place]))
                 events += self._pass(self._decoder.push(token))
             if self._stops.stopped:
-                self._generation.cancel("stop string")
+                self._generation.complete()
                 return AnswerPiece(events=events, choices=choices, end=self._end("stop", await self._last_word()))
         if emission.reason is None:
             return AnswerPiece(events=events, choices=choices)

@@ -156,7 +156,7 @@ def check(run: Callable[[list[int]], NDArray[np.floating]], golden: Golden) -> G
     count = len(golden.prompts)
     top1 = same / count if count else 1.0
     difference = float(np.mean(differences)) if differences else 0.0
-    lowest = min(cosines, default=1.0)
+    lowest = float(np.min(cosines)) if cosines else 1.0  # unlike `min`, it lets no NaN slip by
     return GoldenResult(
         passed=not (reason := _why_not(top1, same, count, difference, lowest)),
         prompts=count + len(golden.vectors),

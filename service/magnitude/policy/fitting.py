@@ -1,9 +1,12 @@
-"""Cutting a strategy down to the memory that there is, before anything is loaded."""
+"""Cutting strategies down to the memory that there is, before anything is loaded."""
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
+
 import msgspec
 
+from magnitude.engine.kv_layout import KvLayout
 from magnitude.errors import BudgetExceeded
 from magnitude.models.description import ModelDescription
 from magnitude.models.ledger import ledger
@@ -34,3 +37,43 @@ def fit_to_memory(strategy: Strategy, model: ModelDescription, available_bytes: 
         hint=f"What would fit: {'; '.join(sums.advice)}. See 'magnitude budget {model.name}'",
         param=model.name,
     )
+
+
+class Fitted(msgspec.Struct, frozen=True, kw_only=True):
+    """Which models are served and how, in order; and which are left out, with the ledger's words."""
+
+    served: list[tuple[ModelDescription, Strategy]]
+    left_out: list[tuple[ModelDescription, BudgetExceeded]]
+
+
+def fit_together(
+    models: Sequence[ModelDescription], wish: Callable[[ModelDescription], Strategy], free_bytes: int
+) -> Fitted:
+    """Strategies under which `models` fit into `free_bytes` side by side.
+
+    The first one must fit: it raises `BudgetExceeded` when it does not fit alone. Another one that does not fit
+    beside those before it is left out; where the first one has no room beside the others, the heaviest goes.
+    """
+    kept, left_out = list(models), []
+    while True:
+        served: list[tuple[ModelDescription, Strategy]] = []
+        try:
+            for model in kept:
+                beside_bytes = sum(other.weight_bytes for other in kept if other is not model)
+                beside_bytes += sum(_kv_bytes(*other) for other in served)
+                served.append((model, fit_to_memory(wish(model), model, free_bytes - beside_bytes)))
+        except BudgetExceeded as error:
+            if len(kept) == 1:
+                raise
+            # From the start: those that were fitted already may have been cut for the sake of the one that goes.
+            going = kept[len(served)] if served else max(kept[1:], key=lambda other: other.weight_bytes)
+            kept.remove(going)
+            left_out.append((going, error))
+        else:
+            return Fitted(served=served, left_out=left_out)
+
+
+def _kv_bytes(model: ModelDescription, strategy: Strategy) -> int:
+    if model.decoder is None:
+        return 0
+    return KvLayout.of(model.decoder, slots=strategy.slots, max_len=strategy.context_length).total_bytes

@@ -48,7 +48,14 @@ class EngineDown(msgspec.Struct, frozen=True):
     """Nothing runs any more; what was running is lost, what waits may go on waiting."""
 
 
-Event = Submit | Withdraw | Ended | EngineUp | EngineDown
+class SlotCleaned(msgspec.Struct, frozen=True):
+    """The slot's memory is given back; it may be used again."""
+
+    model: str
+    slot: int
+
+
+Event = Submit | Withdraw | Ended | EngineUp | EngineDown | SlotCleaned
 
 
 class Start(msgspec.Struct, frozen=True):
@@ -82,12 +89,14 @@ class Lost(msgspec.Struct, frozen=True):
     request_id: int
 
 
-class SlotFreed(msgspec.Struct, frozen=True):
+class CleanSlot(msgspec.Struct, frozen=True):
+    """Nobody wants the slot now: give its memory back, then say `SlotCleaned`."""
+
     model: str
     slot: int
 
 
-Effect = Start | Reject | Interrupt | Dropped | Lost | SlotFreed
+Effect = Start | Reject | Interrupt | Dropped | Lost | CleanSlot
 
 
 class _Waiting(msgspec.Struct, frozen=True):
@@ -112,6 +121,9 @@ class Admission:
         self._waiting: list[_Waiting] = []
         self._running: dict[int, _Running] = {}
         self._free: dict[str, list[int]] = {}
+        # Slots whose memory is being given back. That outlives an engine, and whoever wrote into such a slot would
+        # find zeros there later.
+        self._cleaning: set[tuple[str, int]] = set()
         self._up = False
 
     @property
@@ -135,15 +147,23 @@ class Admission:
                 return self._ended(request_id, now_s)
             case EngineUp(slots):
                 self._up = True
-                self._free = {model: list(range(count)) for model, count in slots.items()}
+                self._free = {
+                    model: [slot for slot in range(count) if (model, slot) not in self._cleaning]
+                    for model, count in slots.items()
+                }
                 return self._start(now_s)
             case EngineDown():
                 self._up = False
                 lost: list[Effect] = [Lost(request_id) for request_id in self._running]
-                freed = [SlotFreed(r.model, r.slot) for r in self._running.values() if r.slot is not None]
+                held = [(r.model, r.slot) for r in self._running.values() if r.slot is not None]
                 self._running.clear()
                 self._free.clear()
-                return [*lost, *freed]
+                return lost + [self._clean(model, slot) for model, slot in held]
+            case SlotCleaned(model, slot):
+                self._cleaning.discard((model, slot))
+                if model in self._free:
+                    self._free[model].append(slot)
+                return self._start(now_s)
 
     def _submit(self, event: Submit, now_s: float) -> list[Effect]:
         self._waiting.append(_Waiting(event.request_id, event.lane, event.model, now_s))
@@ -171,11 +191,20 @@ class Admission:
         running = self._running.pop(request_id, None)
         if running is None:
             return []
-        effects: list[Effect] = []
-        if running.slot is not None:
-            self._free[running.model].append(running.slot)
-            effects.append(SlotFreed(running.model, running.slot))
-        return effects + self._start(now_s)
+        if running.slot is None:
+            return self._start(now_s)
+        # Whoever waits takes the slot as it is: giving pages back only to fetch them again is work for nothing.
+        free = self._free[running.model]
+        free.append(running.slot)
+        effects = self._start(now_s)
+        if running.slot in free:
+            free.remove(running.slot)
+            effects.append(self._clean(running.model, running.slot))
+        return effects
+
+    def _clean(self, model: str, slot: int) -> CleanSlot:
+        self._cleaning.add((model, slot))
+        return CleanSlot(model, slot)
 
     def _start(self, now_s: float) -> list[Effect]:
         if not self._up:

@@ -5,6 +5,7 @@ It implements `schedule.inference.Inference`. It lives on the service's event lo
 
 from __future__ import annotations
 
+import asyncio
 import itertools
 import logging
 import time
@@ -39,6 +40,7 @@ from magnitude.feedback.records import Feedback, TaskRecord
 from magnitude.models.description import Kind, ModelDescription
 from magnitude.schedule.admission import (
     Admission,
+    CleanSlot,
     Dropped,
     Effect,
     Ended,
@@ -47,7 +49,7 @@ from magnitude.schedule.admission import (
     Interrupt,
     Lost,
     Reject,
-    SlotFreed,
+    SlotCleaned,
     Start,
     Submit,
     Withdraw,
@@ -83,6 +85,8 @@ class Dispatcher:
         self._open: dict[int, OpenTask] = {}
         self._ids = itertools.count(1)
         self._link: EngineLink | None = None
+        self._down_reason = "it is not running"
+        self._cleaning: set[asyncio.Task[None]] = set()
         # Set while the engine is down for good; requests are refused with it at once.
         self.refusal: MagnitudeError | None = None
 
@@ -94,25 +98,29 @@ class Dispatcher:
     def engine_up(self, link: EngineLink) -> None:
         self._link = link
         slots = {name: plan.strategy.slots for name, plan in self._plans.items() if plan.kv and not plan.failure}
+        self._refuse_open()
         self._apply(self._admission.apply(EngineUp(slots), self._clock()))
-        for task in list(self._open.values()):
-            failure = self._plans[task.model].failure
-            if failure is not None:
-                task.fail(failure)
-                task.withdraw()
 
     def engine_down(self, reason: str) -> None:
         """The engine is gone: what ran fails with `reason`, what waits goes on waiting for the next engine."""
         self._link = None
         self._down_reason = reason
         self._apply(self._admission.apply(EngineDown(), self._clock()))
+        if self._engine.lifecycle.struggling:
+            self._refuse_open()
 
     def refuse_all(self, error: MagnitudeError) -> None:
         """No engine will come: fail what waits and everything that comes after."""
         self.refusal = error
-        for task in list(self._open.values()):
-            task.fail(error)
-            task.withdraw()
+        self._refuse_open()
+
+    async def close(self) -> None:
+        """Give all KV memory back, once the engine is gone."""
+        if self._cleaning:
+            await asyncio.wait(self._cleaning)
+        for plan in self._plans.values():
+            if plan.kv is not None:
+                plan.kv.close()
 
     def on_message(self, message: ToService) -> None:
         request_id = getattr(message, "request_id", None)
@@ -125,8 +133,7 @@ class Dispatcher:
         else:
             done = task.receive(message)
         if done:
-            del self._open[task.request_id]
-            self._apply(self._admission.apply(Ended(task.request_id), self._clock()))
+            self._ended(task)
 
     # --- Inference ---
 
@@ -242,12 +249,33 @@ class Dispatcher:
         return plan
 
     def _check_usable(self, plan: ModelPlan) -> None:
+        refusal = self._refusal_of(plan)
+        if refusal is not None:
+            raise refusal
+
+    def _refuse_open(self) -> None:
+        """Fail every open request whose model cannot serve."""
+        for task in list(self._open.values()):
+            refusal = self._refusal_of(self._plans[task.model])
+            if refusal is not None:
+                task.fail(refusal)
+                task.withdraw()
+
+    def _refusal_of(self, plan: ModelPlan) -> EngineNotReady | None:
+        """Why the model cannot serve; a new error each time, since a raised one carries its traceback along."""
         if self.refusal is not None:
-            raise EngineNotReady(self.refusal.message, hint=self.refusal.hint)
+            return EngineNotReady(self.refusal.message, hint=self.refusal.hint)
         if plan.failure is not None:
-            raise EngineNotReady(
+            return EngineNotReady(
                 f"{plan.description.name} could not be loaded: {plan.failure.message}", hint=plan.failure.hint
             )
+        lifecycle = self._engine.lifecycle
+        if lifecycle.struggling:
+            return EngineNotReady(
+                f"the engine does not stay up: {lifecycle.reason}",
+                hint="It is tried again by itself; see 'magnitude doctor' and the log for the cause",
+            )
+        return None
 
     def _run(self, request_id: int, plan: ModelPlan, message: Message, *, kind: str, tokens: int) -> OpenRun:
         run = OpenRun(
@@ -293,13 +321,39 @@ class Dispatcher:
     def _closed(self, task: OpenTask, record: TaskRecord) -> None:
         self._feedback.record(record)
 
+    def _ended(self, task: OpenTask) -> None:
+        del self._open[task.request_id]
+        self._apply(self._admission.apply(Ended(task.request_id), self._clock()))
+
+    def _start(self, task: OpenTask, slot: int | None, waited_s: float) -> None:
+        task.started(waited_s)
+        try:
+            self._send(task.message(slot))
+        except Exception as error:
+            # What cannot be put into a frame never reaches the engine: its place must come free here.
+            if not isinstance(error, MagnitudeError):
+                log.exception("a request could not be sent to the engine")
+                error = EngineError(f"the request could not be sent to the engine: {type(error).__name__}")
+            task.fail(error)
+            self._ended(task)
+
+    async def _clean(self, plan: ModelPlan, slot: int) -> None:
+        """In a thread: giving 400 MB back takes 0.2 s, in which the loop would answer nobody."""
+        assert plan.kv is not None, "only decoders have slots"
+        try:
+            await asyncio.to_thread(plan.kv.release_slot, slot)
+        except OSError as error:
+            log.warning(
+                "memory of a KV slot could not be given back",
+                extra={"fields": {"model": plan.description.name, "slot": slot, "reason": str(error)}},
+            )
+        self._apply(self._admission.apply(SlotCleaned(plan.description.name, slot), self._clock()))
+
     def _apply(self, effects: Sequence[Effect]) -> None:
         for effect in effects:
             match effect:
                 case Start(request_id, slot, waited_s):
-                    task = self._open[request_id]
-                    task.started(waited_s)
-                    self._send(task.message(slot))
+                    self._start(self._open[request_id], slot, waited_s)
                 case Interrupt(request_id):
                     self._send(CancelRequest(target=request_id))
                 case Dropped(request_id):
@@ -312,18 +366,16 @@ class Dispatcher:
                             hint="It is started again by itself; send the request again",
                         )
                     )
-                case SlotFreed(model, slot):
-                    kv = self._plans[model].kv
-                    if kv is not None:
-                        kv.release_slot(slot)
+                case CleanSlot(model, slot):
+                    cleaning = asyncio.get_running_loop().create_task(self._clean(self._plans[model], slot))
+                    self._cleaning.add(cleaning)
+                    cleaning.add_done_callback(self._cleaning.discard)
                 case Reject():
                     raise AssertionError("a rejection is the submitter's to handle")
 
     def _send(self, message: Message) -> None:
         if self._link is not None:
             self._link.send(message)
-
-    _down_reason = "it is not running"
 
 
 def error_from(message: Failed) -> MagnitudeError:

@@ -55,6 +55,10 @@ class Generation(Protocol):
         """The next emission; the one with a `reason` is the last. Raises a `MagnitudeError` on failure."""
         ...
 
+    def complete(self) -> None:
+        """Nothing more is wanted, though the model would go on: the end follows within one step, with its times."""
+        ...
+
     def cancel(self, why: str) -> None:
         """Stop within one step and free the slot. Safe to call at any time, more than once, and after the end."""
         ...

@@ -10,7 +10,7 @@ import msgspec
 
 from magnitude.engine.client import EngineLink
 from magnitude.engine.protocol import Failed, Loaded, LoadModel, Message, PrefillProgress, ToService, UnloadModel
-from magnitude.errors import MagnitudeError
+from magnitude.errors import EngineError, MagnitudeError, ModelError
 from magnitude.models.description import ModelDescription
 from magnitude.schedule.dispatcher import Dispatcher, error_from
 from magnitude.schedule.golden_gate import GOLDEN_SLOT
@@ -23,6 +23,9 @@ log = logging.getLogger("magnitude.schedule")
 # takes some seconds to build on a small core.
 SLOWEST_READ_BYTES_PER_S = 10_000_000
 LOAD_BASE_S = 60.0
+# Engines that may die while they load a model before it is left out for the sake of the others. One or two can be
+# accidents (killed from outside, for want of memory while something else started); three in a row are its own fault.
+DEATHS_TOLERATED = 3
 
 
 def load_deadline_s(plans: list[ModelPlan]) -> float:
@@ -58,6 +61,8 @@ class ModelLoader:
         self._dispatcher = dispatcher
         self._admit = admit
         self._answers: dict[int, asyncio.Future[ToService]] = {}
+        # Engines in a row that ended while they loaded the model of that name.
+        self._deaths: dict[str, int] = {}
 
     def on_message(self, message: ToService) -> bool:
         """True when `message` belongs to loading."""
@@ -71,40 +76,70 @@ class ModelLoader:
             answer.set_result(message)
         return True
 
-    def engine_down(self) -> None:
-        for answer in self._answers.values():
-            answer.cancel()
-        self._answers.clear()
-
     async def ask(self, link: EngineLink, message: Message, request_id: int, fd: int | None = None) -> ToService:
         """Send `message` and wait for the answer with its id."""
         answer: asyncio.Future[ToService] = asyncio.get_running_loop().create_future()
         self._answers[request_id] = answer
-        link.send(message, fd)
-        return await answer
+        try:
+            link.send(message, fd)
+            return await answer
+        finally:
+            self._answers.pop(request_id, None)
 
     def next_id(self) -> int:
         return self._dispatcher.next_id()
 
     async def load_all(self, link: EngineLink) -> ModelsReady | LoadFailed:
-        """Load every plan, one after the other. Failed only when nothing at all can be served."""
+        """Load every plan, one after the other. Failed only when nothing at all can be served.
+
+        To be cancelled when the engine is gone, since its answers will not come any more.
+        """
         failures: list[MagnitudeError] = []
         plans = self._dispatcher.plans()
         for plan in plans:
-            plan.degraded = ""
-            plan.failure = await self._load_and_admit(link, plan, plan.description)
-            fallback = plan.description.fallback_graph_file
-            if plan.failure is not None and plan.failure.code == "golden_failed" and fallback is not None:
-                log.warning("trying the fallback graph", extra={"fields": {"model": plan.description.name}})
-                plan.degraded = f"on its slow fallback graph, because {plan.failure.message}"
-                description = msgspec.structs.replace(plan.description, graph_file=fallback)
-                plan.failure = await self._load_and_admit(link, plan, description)
+            plan.failure = await self._bring_up(link, plan)
             if plan.failure is not None:
                 failures.append(plan.failure)
         if plans and len(failures) == len(plans):
             reason = "; ".join(str(failure) for failure in failures)
             return LoadFailed(reason, permanent=all(failure.permanent for failure in failures))
         return ModelsReady()
+
+    async def _bring_up(self, link: EngineLink, plan: ModelPlan) -> MagnitudeError | None:
+        """Why the model may not serve, or None when it is loaded and has proved itself."""
+        name = plan.description.name
+        if self._deaths.get(name, 0) >= DEATHS_TOLERATED:
+            # One more try with the next engine, whenever there is a reason for one: memory may be there by then.
+            self._deaths[name] = DEATHS_TOLERATED - 1
+            error = EngineError(
+                f"the engine died {DEATHS_TOLERATED} times in a row while it loaded {name}",
+                code="engine_died_loading",
+                hint="See the log for how it ended, and 'magnitude budget' for the memory that it needs",
+            )
+            log.error("model left out", extra={"fields": {"model": name, "reason": str(error)}})
+            return error
+        try:
+            failure = await self._load_or_fall_back(link, plan)
+        except asyncio.CancelledError:
+            self._deaths[name] = self._deaths.get(name, 0) + 1
+            raise
+        except Exception:
+            # Nothing in one model's files may keep the others from serving.
+            log.exception("a model could not be brought up, on an error that nobody foresaw")
+            failure = ModelError(f"{name} could not be brought up", hint="Import it again; the log has the details")
+        self._deaths.pop(name, None)
+        return failure
+
+    async def _load_or_fall_back(self, link: EngineLink, plan: ModelPlan) -> MagnitudeError | None:
+        plan.degraded = ""
+        failure = await self._load_and_admit(link, plan, plan.description)
+        fallback = plan.description.fallback_graph_file
+        if failure is not None and failure.code == "golden_failed" and fallback is not None:
+            log.warning("trying the fallback graph", extra={"fields": {"model": plan.description.name}})
+            plan.degraded = f"on its slow fallback graph, because {failure.message}"
+            description = msgspec.structs.replace(plan.description, graph_file=fallback)
+            failure = await self._load_and_admit(link, plan, description)
+        return failure
 
     async def _load_and_admit(
         self, link: EngineLink, plan: ModelPlan, description: ModelDescription

@@ -68,6 +68,7 @@ class OpenGeneration(OpenTask):
         self._task = task
         self._prefill_chunk = prefill_chunk
         self._new_tokens = 0
+        self._complete = False
         self._emissions: asyncio.Queue[Emission | MagnitudeError] = asyncio.Queue()
         self._last: Emission | MagnitudeError | None = None
 
@@ -81,10 +82,15 @@ class OpenGeneration(OpenTask):
             raise self._last
         return self._last
 
+    def complete(self) -> None:
+        if not self.over and not self._complete:
+            self._complete = True
+            self.withdraw()
+
     def cancel(self, why: str) -> None:
         if self.over:
             return
-        self.end(self._record("cancelled", code=why))
+        self.end(self._record("ok") if self._complete else self._record("cancelled", code=why))
         self._emissions.put_nowait(Emission(reason="cancelled", queue_s=self.queue_s))
         self.withdraw()
 
@@ -114,7 +120,7 @@ class OpenGeneration(OpenTask):
             case Finished():
                 if not self.over:
                     record = self._record(
-                        "cancelled" if message.reason == "cancelled" else "ok",
+                        "cancelled" if message.reason == "cancelled" and not self._complete else "ok",
                         prefill_s=message.prefill_s,
                         decode_s=message.decode_s,
                     )
@@ -198,6 +204,8 @@ class OpenRun(OpenTask):
             self.end(self._record("failed", code=error.code))
             if not self._answer.done():
                 self._answer.set_exception(error)
+                # A request that is refused at once is told by raising; nobody will read the future as well.
+                self._answer.exception()
 
     def _record(self, outcome: Outcome, *, code: str = "", run_s: float = 0.0) -> TaskRecord:
         return TaskRecord(

@@ -97,13 +97,15 @@ class EngineProcess:
 
     def kill(self) -> None:
         """SIGKILL; the exit is reported through `on_exit` when the process is reaped."""
+        if self._process.returncode is not None:
+            return
+        # Not `Process.kill`: before it signals, it looks whether the process has ended and reaps it behind the back
+        # of asyncio's child watcher, which then reports the made-up status 255 instead of how it really ended.
         with contextlib.suppress(ProcessLookupError):
-            self._process.kill()
+            os.kill(self.pid, signal.SIGKILL)
 
-    async def terminate(self) -> None:
-        """SIGTERM, patience, SIGKILL. Returns when the process is reaped."""
-        with contextlib.suppress(ProcessLookupError):
-            self._process.terminate()
+    async def ended(self) -> None:
+        """Give the process, which has been asked to leave, some patience, then SIGKILL. Returns when it is reaped."""
         try:
             await asyncio.wait_for(asyncio.shield(self._exit_task), TERMINATE_PATIENCE_S)
         except TimeoutError:

@@ -1,6 +1,6 @@
 """The life of the engine as a pure state machine: when to start it, when to give it up, when to try again.
 
-The supervisor (`engine_process.py`) feeds it events and carries out its effects.
+The supervisor (`supervisor.py`) feeds it events and carries out its effects.
 
     down ──▶ starting ──▶ loading ──▶ up
       ▲          │            │        │
@@ -18,12 +18,22 @@ import msgspec
 HELLO_DEADLINE_S = 60.0
 # The engine's heartbeat comes every 0.5 s from a thread of its own; ten missed in a row are no scheduling jitter.
 SILENCE_DEADLINE_S = 5.0
+# How often the deadlines are looked at: as often as the engine beats.
+TICK_S = 0.5
+# A tick that comes later than this says more about this process than about the engine. Well below the deadline for
+# silence, well above what a loaded board delays a timer.
+LATE_TICK_S = 2.0
 # First retry at once enough for a person not to notice, then doubling to half a minute: a board must not spend
 # its heat on a crash loop, and must still recover by itself within a minute of the cause going away.
 BACKOFF_FIRST_S = 0.25
 BACKOFF_MAX_S = 30.0
+# Past any bound on the wait already; a crash loop of a week would overflow a float.
+MAX_DOUBLINGS = 20
 # An engine that held for a minute was healthy: its next death starts the back-off from the beginning.
 STABLE_AFTER_S = 60.0
+# Failures in a row until requests are refused instead of kept waiting. A crash or two, each over within a second or
+# so, clients need not notice; the fourth start waits 2 s and each one after it twice as long.
+STRUGGLING_AFTER = 4
 
 
 class Phase(StrEnum):
@@ -60,10 +70,11 @@ class LoadFailed(msgspec.Struct, frozen=True):
 
 
 class Beat(msgspec.Struct, frozen=True):
-    """A heartbeat: `busy_s` is the age of the graph run under way."""
+    """A heartbeat: `steps` graph runs are done, `busy_s` is the age of the one under way (by the engine's clock)."""
 
     steps: int
     busy_s: float
+    open_requests: int = 0
 
 
 class Exited(msgspec.Struct, frozen=True):
@@ -113,16 +124,23 @@ Effect = Spawn | LoadModels | Kill | Terminate | Announce
 
 
 class EngineLifecycle:
-    """One engine's life. `load_deadline_s` bounds the loading of all models, `step_deadline_s` one graph run."""
+    """One engine's life. `load_deadline_s` bounds the loading of all models, `step_deadline_s` one graph run,
+    `backoff_max_s` the wait before a start."""
 
-    def __init__(self, *, load_deadline_s: float, step_deadline_s: float) -> None:
+    def __init__(
+        self, *, load_deadline_s: float, step_deadline_s: float, backoff_max_s: float = BACKOFF_MAX_S
+    ) -> None:
         self._load_deadline_s = load_deadline_s
         self._step_deadline_s = step_deadline_s
+        self._backoff_max_s = backoff_max_s
         self.phase = Phase.DOWN
         self.reason = "not started"
         self.restarts = 0
         self._since_s = 0.0
         self._last_beat_s = 0.0
+        self._last_tick_s = 0.0
+        self._steps = 0
+        self._progress_s = 0.0
         self._retry_at_s = 0.0
         self._failures_in_row = 0
         self._killing = False
@@ -145,16 +163,13 @@ class EngineLifecycle:
                     return []
                 return self._enter(Phase.UP, "serving", now_s)
             case LoadFailed(reason, permanent):
+                if self.phase is not Phase.LOADING:
+                    return []
                 if permanent:
                     return [*self._enter(Phase.FAILED, reason, now_s), Terminate()]
                 return self._kill(reason)
-            case Beat(_, busy_s):
-                self._last_beat_s = now_s
-                if self.phase is Phase.UP and busy_s > self._step_deadline_s:
-                    return self._kill(
-                        f"one graph run takes {busy_s:.0f} s, over its deadline of {self._step_deadline_s:.0f} s"
-                    )
-                return []
+            case Beat():
+                return self._beat(event, now_s)
             case Exited(reason):
                 return self._exited(reason, now_s)
             case Tick():
@@ -164,18 +179,51 @@ class EngineLifecycle:
                 effects = self._enter(Phase.STOPPED, "stopped on request", now_s)
                 return [*effects, Terminate()] if was_running else effects
 
+    @property
+    def struggling(self) -> bool:
+        """Not up, and it has failed so often that nobody should be kept waiting for it."""
+        return self.phase is not Phase.UP and self._failures_in_row >= STRUGGLING_AFTER
+
+    @property
+    def killing(self) -> bool:
+        """The engine has been given up and its exit is awaited."""
+        return self._killing
+
     def next_check_s(self, now_s: float) -> float:
         """Seconds until `Tick` is worth sending again."""
         if self.phase is Phase.BACKING_OFF:
             return max(0.0, self._retry_at_s - now_s)
-        return 0.5
+        return TICK_S
+
+    def _beat(self, beat: Beat, now_s: float) -> list[Effect]:
+        self._last_beat_s = now_s
+        if beat.steps != self._steps or not beat.open_requests:
+            self._steps = beat.steps
+            self._progress_s = now_s
+        if self.phase is not Phase.UP:
+            return []
+        deadline_s = self._step_deadline_s
+        if beat.busy_s > deadline_s:
+            return self._kill(f"one graph run takes {beat.busy_s:.0f} s, over its deadline of {deadline_s:.0f} s")
+        # Not only a graph run can hang: whatever holds requests without a step is no progress either.
+        if now_s - self._progress_s > deadline_s:
+            return self._kill(
+                f"{beat.open_requests} requests are open and no step was done for {now_s - self._progress_s:.0f} s"
+            )
+        return []
 
     def _spawn(self, now_s: float) -> list[Effect]:
-        self._last_beat_s = now_s
+        self._last_beat_s = self._last_tick_s = self._progress_s = now_s
         self._killing = False
         return [*self._enter(Phase.STARTING, "starting", now_s), Spawn()]
 
     def _tick(self, now_s: float) -> list[Effect]:
+        late_s = now_s - self._last_tick_s - self.next_check_s(self._last_tick_s)
+        self._last_tick_s = now_s
+        if late_s > LATE_TICK_S:
+            # It was this process that did not run (stopped, frozen, a blocked disk): what the engine sent meanwhile
+            # has not been read, and the engine may have been frozen, too.
+            self._last_beat_s = self._progress_s = now_s
         phase_age_s = now_s - self._since_s
         silent_s = now_s - self._last_beat_s
         match self.phase:
@@ -196,7 +244,8 @@ class EngineLifecycle:
             return []
         if self.phase is Phase.UP and now_s - self._since_s >= STABLE_AFTER_S:
             self._failures_in_row = 0
-        delay_s = min(BACKOFF_FIRST_S * 2**self._failures_in_row, BACKOFF_MAX_S)
+        delay_s = BACKOFF_FIRST_S * 2 ** min(self._failures_in_row, MAX_DOUBLINGS)
+        delay_s = min(delay_s, self._backoff_max_s)
         self._failures_in_row += 1
         self._retry_at_s = now_s + delay_s
         if self._killing:

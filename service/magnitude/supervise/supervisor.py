@@ -10,7 +10,8 @@ import asyncio
 import logging
 import os
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Coroutine
+from typing import Any
 
 from magnitude import __version__
 from magnitude.engine.client import EngineLink
@@ -45,7 +46,8 @@ class EngineSupervisor:
     """One engine, kept alive.
 
     Hooks: `load(link)` loads the models into a fresh engine and returns the event that tells how that went;
-    `on_up(link)`, `on_down(reason)`, `on_failed(reason)` and `on_message(message)` are called on the event loop.
+    it is cancelled when that engine is gone. `on_up(link)`, `on_down(reason)`, `on_failed(reason)` and
+    `on_message(message)` are called on the event loop.
     """
 
     def __init__(
@@ -73,6 +75,7 @@ class EngineSupervisor:
         self._process: EngineProcess | None = None
         self._link: EngineLink | None = None
         self._background: set[asyncio.Task[None]] = set()
+        self._loading: asyncio.Task[None] | None = None
 
     @property
     def pid(self) -> int | None:
@@ -90,8 +93,10 @@ class EngineSupervisor:
         self._feed(Stop())
         while self._background:
             await asyncio.gather(*self._background, return_exceptions=True)
+        # One that was still being spawned when the stop came has not been asked to leave yet.
         if self._process is not None:
-            await self._process.terminate()
+            self._process.kill()
+            await self._process.ended()
 
     def _feed(self, event: Event) -> None:
         for effect in self.lifecycle.apply(event, self._clock()):
@@ -102,7 +107,8 @@ class EngineSupervisor:
             case Spawn():
                 self._in_background(self._start_process())
             case LoadModels():
-                self._in_background(self._load_models())
+                assert self._link is not None, "models are loaded into a running engine"
+                self._loading = self._in_background(self._load_models(self._link))
             case Kill(reason):
                 log.error("engine is killed", extra={"fields": {"pid": self.pid, "reason": reason}})
                 if self._process is not None:
@@ -111,7 +117,7 @@ class EngineSupervisor:
                 if self._link is not None:
                     self._link.send(Shutdown())
                 if self._process is not None:
-                    self._in_background(self._process.terminate())
+                    self._in_background(self._process.ended())
             case Announce(phase, reason):
                 self._announce(phase, reason)
 
@@ -119,6 +125,9 @@ class EngineSupervisor:
         level = logging.WARNING if phase is Phase.BACKING_OFF else logging.INFO
         level = logging.ERROR if phase is Phase.FAILED else level
         log.log(level, "engine %s", phase.value, extra={"fields": {"pid": self.pid, "reason": reason}})
+        if phase is not Phase.LOADING and self._loading is not None:
+            self._loading.cancel()
+            self._loading = None
         match phase:
             case Phase.UP:
                 assert self._link is not None, "an engine that is up has a connection"
@@ -134,20 +143,22 @@ class EngineSupervisor:
     async def _start_process(self) -> None:
         try:
             self._process = await self._spawn(self._exited)
-        except OSError as error:
+        except Exception as error:  # whatever it is: without an `Exited` nobody would ever try again
+            if not isinstance(error, OSError):
+                log.exception("starting the engine failed on an error that nobody foresaw")
             self._feed(Exited(f"the engine process could not be started: {error}"))
             return
+        if self.lifecycle.killing:  # given up while it was being spawned
+            self._process.kill()
         link = EngineLink(self._process.sock, self._receive, self._link_closed)
         self._link = link
         link.start()
         link.send(Hello(protocol_version=PROTOCOL_VERSION, software_version=__version__, pid=os.getpid()))
 
-    async def _load_models(self) -> None:
-        link = self._link
-        assert link is not None, "models are loaded into a running engine"
+    async def _load_models(self, link: EngineLink) -> None:
         outcome = await self._load(link)
-        if link is self._link:  # a result for an engine that is gone by now means nothing
-            self._feed(outcome)
+        self._loading = None  # before its outcome is told: the phase that follows would cancel it
+        self._feed(outcome)
 
     def _receive(self, message: ToService) -> None:
         match message:
@@ -163,7 +174,7 @@ class EngineSupervisor:
                 self._feed(SaidHello(compatible, detail))
             case Heartbeat():
                 self.heartbeat = message
-                self._feed(Beat(message.steps, message.busy_s))
+                self._feed(Beat(message.steps, message.busy_s, message.open_requests))
             case _:
                 self._on_message(message)
 
@@ -183,13 +194,11 @@ class EngineSupervisor:
         self.heartbeat = None
         self._feed(Exited(reason))
 
-    def _in_background(self, work: Awaitable[None]) -> None:
-        async def guarded() -> None:
-            await work
-
-        task = asyncio.get_running_loop().create_task(guarded())
+    def _in_background(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
+        task = asyncio.get_running_loop().create_task(work)
         self._background.add(task)
         task.add_done_callback(self._background_done)
+        return task
 
     def _background_done(self, task: asyncio.Task[None]) -> None:
         self._background.discard(task)
