@@ -84,7 +84,9 @@ def test_an_answer_that_must_follow_a_json_schema_does(client: openai.OpenAI) ->
         temperature=0,
     )
     assert answer.choices[0].finish_reason == "stop"
-    jsonschema.validate(json.loads(answer.choices[0].message.content or ""), schema)
+    content = answer.choices[0].message.content or ""
+    jsonschema.validate(json.loads(content), schema)
+    assert content == json.dumps(json.loads(content), ensure_ascii=False)
 
 
 def test_a_tool_call_parses_and_fits_the_tool(client: openai.OpenAI) -> None:

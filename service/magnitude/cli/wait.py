@@ -26,12 +26,13 @@ HOW_TO = """
 Ready. Talk to it with any OpenAI client, for example:
 
   curl {curl}/v1/chat/completions -H 'Content-Type: application/json' \\
-    -d '{{"messages": [{{"role": "user", "content": "What is the capital of France?"}}]}}'
+    -d '{{"messages": [{{"role": "user", "content": "What is the capital of France?"}}], "temperature": 0}}'
 
   from openai import OpenAI
   client = OpenAI(base_url="{url}/v1", api_key="none")
   print(client.chat.completions.create(model="default", messages=[
-      {{"role": "user", "content": "What is the capital of France?"}}]).choices[0].message.content)
+      {{"role": "user", "content": "What is the capital of France?"}}],
+      temperature=0).choices[0].message.content)
 
 In a terminal:{command} run
 """

@@ -20,7 +20,7 @@ class ModelsSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
         list[str] | None,
         Meta(
             description="Names of models to load at start besides the chat model. "
-            "Unset: every embedder and reranker in the folder."
+            "Unset: every model in the folder that is no chat model."
         ),
     ] = None
     aliases: Annotated[

@@ -63,12 +63,14 @@ class Metrics:
             buckets=_QUEUE_BUCKETS_S,
             registry=on,
         )
-        self.kv_bytes = Gauge("magnitude_kv_bytes", "Memory of all KV slots.", registry=on)
+        self.kv_bytes = Gauge("magnitude_kv_bytes", "Memory that KV slots really hold.", registry=on)
         self.resident_bytes = Gauge(
             "magnitude_resident_bytes", "Resident memory by process.", ["process"], registry=on
         )
-        self.running = Gauge("magnitude_running_requests", "Generations that hold a KV slot.", registry=on)
-        self.queued = Gauge("magnitude_queued_requests", "Generations that wait for a KV slot.", registry=on)
+        self.running = Gauge("magnitude_running_requests", "Requests that the engine holds.", registry=on)
+        self.queued = Gauge(
+            "magnitude_queued_requests", "Requests that wait for a KV slot or a place in the engine.", registry=on
+        )
         self.engine_restarts = Gauge(
             "magnitude_engine_restarts", "Times the engine was started again since the service started.", registry=on
         )

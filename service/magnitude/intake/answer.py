@@ -57,7 +57,8 @@ class AnswerReader:
     """One answer. `next` until a piece has an `end`; `close` in every case.
 
     `hidden` are the ids without text. With `tools` the answer's text is searched for tool calls. `started_s` is
-    when the request arrived, by `clock`; `notes` gets counts and times for the log.
+    when the request arrived, by `clock`; `notes` gets counts and times for the log. `transcript`, where given, is
+    called once at the end with all ids of the answer.
     """
 
     def __init__(
@@ -74,7 +75,10 @@ class AnswerReader:
         clock: Callable[[], float],
         started_s: float,
         notes: dict[str, Any] | None = None,
+        transcript: Callable[[list[int]], None] | None = None,
     ) -> None:
+        self._transcript = transcript
+        self._ids: list[int] = []
         self._generation = generation
         self._decoder = StreamDecoder(tokenizer, hidden=hidden)
         self._parser = ToolCallParser() if tools else None
@@ -113,6 +117,8 @@ class AnswerReader:
             self._observe(len(emission.ids))
         for place, token in enumerate(emission.ids):
             self._tokens += 1
+            if self._transcript is not None:
+                self._ids.append(token)
             if token not in self._hidden:
                 if emission.logprobs:
                     choices.append(TokenChoice(token, emission.logprobs[place]))
@@ -227,3 +233,5 @@ class AnswerReader:
         self._notes.update(model=self._model, prompt_tokens=self._prompt_tokens, new_tokens=self._tokens)
         self._metrics.prompt_tokens.labels(self._model).inc(self._prompt_tokens)
         self._metrics.generated_tokens.labels(self._model).inc(self._tokens)
+        if self._transcript is not None:
+            self._transcript(self._ids)

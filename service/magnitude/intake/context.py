@@ -49,7 +49,7 @@ class Context(msgspec.Struct, frozen=True, kw_only=True):
         if model.kind != kind:
             fitting = [m.name for m in self.inference.models() if m.kind == kind]
             raise RequestError(
-                f"The model {model.name} is a model of the kind '{model.kind}'; {route} needs a {kind}",
+                f"The model {model.name} is a model of the kind '{model.kind}'; {route} needs the kind '{kind}'",
                 hint=f"Use {' or '.join(fitting)}." if fitting else "No such model is loaded; import one.",
                 param="model",
                 code="model_wrong_kind",

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import logging
+from collections.abc import Callable
+
 from starlette.requests import Request
 
 from magnitude.engine.protocol import GrammarSpec, SamplerSettings
@@ -12,6 +15,8 @@ from magnitude.intake.sampling import Sampling, check_bias_ids
 from magnitude.models.description import ModelDescription
 from magnitude.schedule.inference import GenerationTask
 from magnitude.text.tokenizer import TextTokenizer
+
+log = logging.getLogger("magnitude.intake")
 
 
 def room_for_answer(prompt_tokens: int, context_tokens: int, wanted: int, *, param: str) -> int:
@@ -73,7 +78,19 @@ async def start_generation(
         clock=context.clock,
         started_s=request.scope["magnitude"].started_s,
         notes=request.scope["magnitude"].notes,
+        transcript=_transcript(request, tokenizer, prompt) if context.settings.log.content else None,
     )
+
+
+def _transcript(request: Request, tokenizer: TextTokenizer, prompt: list[int]) -> Callable[[list[int]], None]:
+    """Logs what was said, token for token: only where the configuration asks for it."""
+    request_id = request_id_of(request)
+
+    def write(answer: list[int]) -> None:
+        fields = {"request": request_id, "prompt": tokenizer.decode(prompt), "answer": tokenizer.decode(answer)}
+        log.info("content", extra={"fields": fields})
+
+    return write
 
 
 def seed_header(sampler: SamplerSettings) -> dict[str, str]:

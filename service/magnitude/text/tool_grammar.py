@@ -26,7 +26,14 @@ _MAX_GRAMMAR_CHARS = 256 * 1024
 _PLACE = re.compile(r"^at \d+\(\d+\): (failed to compile JSON schema: )?")
 # Free white space lets a small model write blanks until its limit. One fixed style cannot run away, and is how
 # json.dumps writes, so models have seen it most.
-_JSON_STYLE = {"whitespace_flexible": False, "item_separator": ", ", "key_separator": ": ", "coerce_one_of": True}
+# The pattern is named so that no other default takes its place.
+_JSON_STYLE = {
+    "whitespace_flexible": False,
+    "whitespace_pattern": None,
+    "item_separator": ", ",
+    "key_separator": ": ",
+    "coerce_one_of": True,
+}
 
 
 def json_grammar(schema: dict[str, Any], *, strict: bool, param: str) -> GrammarSpec:
