@@ -46,7 +46,13 @@ class Worker:
             [plan.python, "-m", plan.module, *plan.arguments],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
-            env={**os.environ, "PYTHONPATH": path, "PYTHONDONTWRITEBYTECODE": "1"},
+            env={
+                **os.environ,
+                "PYTHONPATH": path,
+                "PYTHONDONTWRITEBYTECODE": "1",
+                # Its uploader would run beside the measured work, in some contenders and not in others.
+                "ORT_DISABLE_TELEMETRY": "1",
+            },
             text=True,
         )
         # The process whose memory counts: the worker itself, or the engine below it.

@@ -7,6 +7,8 @@ from pathlib import Path
 
 import pytest
 
+import magnitude  # noqa: F401  switches ONNX Runtime's telemetry off before a test imports it
+
 EMBEDDED = ("smollm2-135m-instruct", "all-minilm-l6-v2")
 
 

@@ -165,6 +165,25 @@ def test_numbers_do_not_make_a_cause_but_words_do() -> None:
     assert len(stream.getvalue().splitlines()) == 2
 
 
+@pytest.mark.parametrize("subject", ["model", "folder"])
+def test_events_about_two_models_are_two_causes(subject: str) -> None:
+    stream = lines_of("plain")
+    for name in ("one", "two", "one"):
+        for took_s in (0.1, 0.2):
+            Logger.error(
+                "not loaded", extra={"fields": {subject: name, "took_s": took_s, "reason": f"after {took_s}"}}
+            )
+    lines = stream.getvalue().splitlines()
+    assert [f"{subject}={name}" in line for name, line in zip(("one", "two"), lines, strict=True)] == [True, True]
+
+
+def test_errors_of_two_kinds_are_two_causes() -> None:
+    stream = lines_of("json")
+    for kind in (ValueError, KeyError, ValueError):
+        Logger.error("request failed", exc_info=kind("x"))
+    assert len(stream.getvalue().splitlines()) == 2
+
+
 def test_ordinary_events_are_not_limited_unless_they_name_a_cause() -> None:
     stream = lines_of("plain")
     for _ in range(3):

@@ -33,6 +33,9 @@ Format = Literal["journal", "pretty", "plain", "json"]
 QUIET_S = 60.0  # a line a minute shows that a fault lasts, and costs a journal less than 200 kB a day
 MAX_CAUSES = 256  # bounds the limiter's memory whatever is logged
 
+# Fields that name what an event is about. Others (a reason, an error) may hold a new number every time.
+_SUBJECTS = ("model", "folder")
+
 request_id: ContextVar[str] = ContextVar("request_id", default="")
 """The request that the running task serves; put into every line that does not name one itself."""
 
@@ -66,8 +69,8 @@ class Limiter:
 def cause_of(record: logging.LogRecord) -> Hashable | None:
     """What makes two events the same, or None for an event that is never left out.
 
-    The text before its arguments are put in, with those arguments that are words: two models are two causes, two
-    durations are one.
+    The text before its arguments are put in, with those arguments that are words and the fields that say whom it
+    is about, and the kind of error: two models are two causes, two durations are one.
     """
     named = getattr(record, "cause", None)
     if named is not None:
@@ -76,7 +79,10 @@ def cause_of(record: logging.LogRecord) -> Hashable | None:
         return None
     arguments = record.args if isinstance(record.args, tuple) else ()
     words = tuple(str(argument) for argument in arguments if not isinstance(argument, int | float))
-    return (record.name, record.levelno, str(record.msg), words)
+    fields = getattr(record, "fields", {})
+    whom = tuple(str(fields[name]) for name in _SUBJECTS if name in fields)
+    raised = type(record.exc_info[1]).__name__ if record.exc_info and record.exc_info[1] is not None else ""
+    return (record.name, record.levelno, str(record.msg), words, whom, raised)
 
 
 class LimitFilter(logging.Filter):

@@ -265,10 +265,20 @@ async def _serve(settings: Settings, paths: Paths, environ: MutableMapping[str, 
         raise failed
 
 
+def prepare_state_folder(folder: Path) -> None:
+    """Make `folder`. Without one the service runs as well: what it learns is lost at its end, and it says so."""
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        log.warning(
+            "there is no state folder, nothing is kept over a restart",
+            extra={"fields": {"folder": str(folder), "error": error.strerror or str(error)}},
+        )
+
+
 def run_service(settings: Settings, *, environ: MutableMapping[str, str] | None = None) -> None:
     """Serve until SIGTERM or SIGINT. Raises `MagnitudeError` when the service cannot start."""
     environ = os.environ if environ is None else environ
     paths = find_paths(environ)
-    for folder in (paths.state, paths.run):
-        folder.mkdir(parents=True, exist_ok=True)
+    prepare_state_folder(paths.state)
     asyncio.run(_serve(settings, paths, environ))

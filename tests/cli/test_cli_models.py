@@ -11,7 +11,7 @@ import typer
 from typer.testing import CliRunner
 
 from magnitude.cli import budget, import_, list_, rm, show
-from magnitude.errors import BudgetExceeded, ImportFailed, ModelError
+from magnitude.errors import BudgetExceeded, ImportFailed, ModelError, RequestError
 from magnitude.models.description import DecoderShape, SpecialTokens
 from magnitude.models.integrity import file_entry, model_hash
 from magnitude.models.manifest import Manifest, Quantisation, SourceEntry, TensorGroup, Verification, write_manifest
@@ -143,6 +143,12 @@ def test_budget_that_does_not_fit_says_by_how_much_and_what_would(models: Path) 
     with pytest.raises(BudgetExceeded, match="are missing") as caught:
         run("budget", "chat", "--context", "8192", "--slots", "4", "--memory", "1000")
     assert "engine.context_length" in caught.value.hint
+
+
+def test_budget_of_a_context_that_the_model_does_not_have_names_the_models(models: Path) -> None:
+    with pytest.raises(RequestError, match="8192 positions") as caught:
+        run("budget", "chat", "--context", "8193", "--memory", "100000000")
+    assert "--context 8192" in caught.value.hint
 
 
 def test_budget_as_json_adds_up(models: Path) -> None:

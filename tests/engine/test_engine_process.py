@@ -80,6 +80,14 @@ def test_a_descriptor_that_is_no_socket_is_an_error_in_one_line():
     assert len(run.stderr.splitlines()) == 1
 
 
+def test_a_person_who_starts_the_engine_is_told_what_to_start():
+    run = subprocess.run(
+        [sys.executable, "-m", "magnitude.engine"], stdin=subprocess.DEVNULL, capture_output=True, text=True
+    )
+    assert run.returncode == 2
+    assert "magnitude serve" in run.stderr
+
+
 def test_it_leaves_at_once_when_the_service_closes_the_socket(tiny_engine: EngineDriver):
     tiny_engine.start([1, 2, 3], max_new_tokens=90)
     tiny_engine.sock.close()

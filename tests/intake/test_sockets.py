@@ -184,3 +184,10 @@ def test_an_unknown_group_is_a_clear_error(tmp_path: Path) -> None:
     server = ServerSettings(listen="", unix_socket_group="no-such-group-here")
     with pytest.raises(ConfigError, match="no group"):
         open_sockets(server, {}, run_folder=tmp_path)
+
+
+def test_a_folder_that_cannot_be_made_for_the_socket_is_a_clear_error(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    with pytest.raises(ConfigError, match="cannot be made") as caught:
+        open_sockets(NO_TCP, {}, run_folder=tmp_path / "file" / "run")
+    assert caught.value.hint

@@ -27,6 +27,7 @@ from magnitude.models.verify import DecoderCheck
 PORTABLE = {
     "model.onnx",
     "model.onnx.data",
+    "fallback.onnx",
     "tokenizer.json",
     "tokenizer_config.json",
     "special_tokens_map.json",

@@ -9,6 +9,7 @@ import signal
 import struct
 import threading
 import time
+from collections import defaultdict
 
 import httpx
 import jsonschema
@@ -100,14 +101,21 @@ def test_a_tool_call_parses_and_fits_the_tool(client: openai.OpenAI) -> None:
         "tool_choice": "required",
         "temperature": 0,
     }
-    answer = client.chat.completions.create(**question)
-    call = answer.choices[0].message.tool_calls[0]
-    assert answer.choices[0].finish_reason == "tool_calls"
-    assert call.function.name == "get_weather"
-    jsonschema.validate(json.loads(call.function.arguments), parameters)
-    pieces = [chunk.choices[0].delta for chunk in client.chat.completions.create(**question, stream=True)]
-    arguments = "".join(call.function.arguments or "" for piece in pieces for call in piece.tool_calls or [])
-    assert json.loads(arguments) == json.loads(call.function.arguments)
+    answer = client.chat.completions.create(**question).choices[0]
+    calls = answer.message.tool_calls
+    assert answer.finish_reason == "tool_calls"
+    assert {call.function.name for call in calls} == {"get_weather"}
+    for call in calls:
+        jsonschema.validate(json.loads(call.function.arguments), parameters)
+    streamed: dict[int, str] = defaultdict(str)
+    for chunk in client.chat.completions.create(**question, stream=True):
+        for call in chunk.choices[0].delta.tool_calls or []:
+            streamed[call.index] += call.function.arguments or ""
+    assert [json.loads(streamed[index]) for index in sorted(streamed)] == [
+        json.loads(call.function.arguments) for call in calls
+    ]
+    alone = client.chat.completions.create(**question, parallel_tool_calls=False).choices[0]
+    assert len(alone.message.tool_calls) == 1
 
 
 def test_embeddings_put_like_beside_like(client: openai.OpenAI) -> None:

@@ -40,9 +40,16 @@ def test_joined_deltas_are_the_text(text: str) -> None:
 
 
 @given(ids=st.lists(st.integers(min_value=0, max_value=340), max_size=40))
-def test_any_ids_decode_without_an_error(ids: list[int]) -> None:
+def test_after_any_ids_the_text_that_follows_comes_out(ids: list[int]) -> None:
     for tokenizer in KINDS:
-        assert not "".join(stream(tokenizer, ids)).endswith("\ufffd" * 4)
+        word = [token for token in (tokenizer.token_id("h"), tokenizer.token_id("i")) if token is not None]
+        assert "".join(stream(tokenizer, [*ids, *word])).endswith("hi")
+
+
+@given(ids=st.lists(st.integers(min_value=0, max_value=340), max_size=40))
+def test_the_last_piece_never_ends_in_half_a_character(ids: list[int]) -> None:
+    for tokenizer in KINDS:
+        assert not stream(tokenizer, ids)[-1].endswith("\ufffd")
 
 
 def test_byte_pieces_become_characters() -> None:

@@ -50,10 +50,10 @@ def accepts(lark: str, text: str) -> bool:
     return bool(matcher.is_accepting())
 
 
-def run(pieces: list[str]) -> tuple[str, dict[int, tuple[str, str]], set[int]]:
+def run(pieces: list[str], *, cut: bool = False) -> tuple[str, dict[int, tuple[str, str]], set[int]]:
     parser = ToolCallParser()
     text, calls, ended = "", {}, set()
-    for event in [*(e for p in pieces for e in parser.push(p)), *parser.finish()]:
+    for event in [*(e for p in pieces for e in parser.push(p)), *parser.finish(cut=cut)]:
         match event:
             case TextPiece():
                 text += event.text
@@ -155,6 +155,14 @@ def test_a_call_that_is_cut_off_is_never_complete(keep: int) -> None:
     text, _, ended = run([CALL[:keep]])
     assert not ended
     assert "{" not in text
+
+
+@pytest.mark.parametrize("keep", range(1, len(CALL)))
+@pytest.mark.parametrize("before", ["", "I look it up.", CALL + "\n"])
+def test_a_call_that_a_limit_cuts_leaves_no_piece_of_its_marker_in_the_text(before: str, keep: int) -> None:
+    text, _, ended = run([before, CALL[:keep]], cut=True)
+    assert text == ("" if before.startswith("<") else before)
+    assert ended == ({0} if before.startswith("<") else set())
 
 
 @given(text=st.text(alphabet="<tool_cal>/ \nx", max_size=30))

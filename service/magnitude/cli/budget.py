@@ -9,7 +9,7 @@ import typer
 
 from magnitude.cli.models_folder import ModelsFolderOption, models_folder
 from magnitude.cli.options import ConfigOption, JsonOption
-from magnitude.errors import BudgetExceeded
+from magnitude.errors import BudgetExceeded, RequestError
 
 
 class Kv(StrEnum):
@@ -56,6 +56,12 @@ def budget(
     description = open_folder(find(models_folder(folder, config), model))
     engine = read_configuration(config).settings.engine
     longest = description.decoder.context_length if description.decoder else engine.context_length
+    if context is not None and description.decoder is not None and context > longest:
+        raise RequestError(
+            f"{description.name} knows {longest} positions, so a slot of {context} cannot be used",
+            hint=f"Ask for --context {longest} or less, or for a model with a longer context",
+            param="--context",
+        )
     wanted = context or min(engine.context_length, longest)
     kv_type: KvType | None = None if kv is None else ("int8" if kv is Kv.int8 else "float32")
     sheet = ledger(

@@ -36,9 +36,14 @@ _HELLO_WITHIN_S = 30.0
 
 
 def main(arguments: list[str] | None = None) -> int:
-    parser = argparse.ArgumentParser(prog="python -m magnitude.engine", description="The inference engine process.")
-    parser.add_argument("--fd", type=int, required=True, help="descriptor of the connected socket to the service")
+    parser = argparse.ArgumentParser(
+        prog="python -m magnitude.engine",
+        description="The inference engine process. The service starts it; to start the service: magnitude serve.",
+    )
+    parser.add_argument("--fd", type=int, help="descriptor of the connected socket to the service")
     fd = parser.parse_args(arguments).fd
+    if fd is None:
+        parser.error("the service starts the engine, not a person; to start the service: magnitude serve")
 
     process.die_with_parent()
     process.close_stdin()

@@ -33,7 +33,7 @@ DTYPES = {
 
 
 def prepare_runtime() -> None:
-    """Switch telemetry off and the log to what is fatal, for the whole process."""
+    """Switch the log to what is fatal, and telemetry off also where the variable set by the package is not read."""
     onnxruntime.disable_telemetry_events()
     onnxruntime.set_default_logger_severity(_FATAL_ONLY)
 

@@ -123,7 +123,8 @@ class AnswerReader:
         if emission.reason is None:
             return AnswerPiece(events=events, choices=choices)
         events += self._pass(self._decoder.finish())
-        events += self._pass_events(self._parser.finish() if self._parser else [])
+        cut = emission.reason == "length"
+        events += self._pass_events(self._parser.finish(cut=cut) if self._parser else [])
         if rest := self._stops.finish():
             events.append(TextPiece(rest))
         return AnswerPiece(events=events, choices=choices, end=self._end(emission.reason, emission))

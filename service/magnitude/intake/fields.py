@@ -70,6 +70,8 @@ class Fields:
             return None
         if isinstance(value, float) and value.is_integer():
             value = int(value)
+        if isinstance(value, float):
+            raise self.wrong(name, f"must be a whole number, not {value}")
         if isinstance(value, bool) or not isinstance(value, int):
             raise self._type(name, value, "a whole number")
         self._range(name, value, low, high)

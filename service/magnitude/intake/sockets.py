@@ -126,7 +126,7 @@ def _bind(server: ServerSettings, run_folder: Path, sockets: list[ListeningSocke
 
 
 def _bind_unix(path: Path, server: ServerSettings) -> ListeningSocket:
-    path.parent.mkdir(parents=True, exist_ok=True)
+    _make_folder(path.parent)
     _remove_stale(path)
     sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
     try:
@@ -149,6 +149,17 @@ def _bind_unix(path: Path, server: ServerSettings) -> ListeningSocket:
             param="server.unix_socket",
         ) from error
     return ListeningSocket(sock=sock, name="unix", inherited=False, path=str(path), inode=path.stat().st_ino)
+
+
+def _make_folder(folder: Path) -> None:
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise ConfigError(
+            f"The folder {folder} for the unix socket cannot be made: {error.strerror or error}",
+            hint="Make it for this user, set MAGNITUDE_HOME to a folder of your own, or set server.unix_socket.",
+            param="server.unix_socket",
+        ) from error
 
 
 def _remove_stale(path: Path) -> None:

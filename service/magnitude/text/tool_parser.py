@@ -63,12 +63,17 @@ class ToolCallParser:
             pass
         return events
 
-    def finish(self) -> list[ParserEvent]:
-        """Events at the end of the answer. An unfinished call gets no `CallEnd`."""
+    def finish(self, *, cut: bool = False) -> list[ParserEvent]:
+        """Events at the end of the answer. An unfinished call gets no `CallEnd`.
+
+        `cut` means that a limit ended the answer: what had begun to be a call's marker is then no text of it.
+        """
         events: list[ParserEvent] = []
         if self._state == "text":
-            self._text(events, self._buffer)
-        elif self._state == "head" and not self._buffer.lstrip().startswith("{"):
+            held = overlap(self._buffer, CALL_OPEN) if cut else 0
+            text = self._buffer[: len(self._buffer) - held]
+            self._text(events, text.rstrip() if held else text)
+        elif self._state == "head" and not cut and not self._buffer.lstrip().startswith("{"):
             self._text(events, CALL_OPEN + self._buffer)
         self._buffer = ""
         return events
