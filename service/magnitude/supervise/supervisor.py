@@ -180,8 +180,8 @@ class EngineSupervisor:
 
     def _link_closed(self, reason: str) -> None:
         # The process is on its way out, or its stream is broken and it is of no use any more; the exit follows.
-        if self.lifecycle.phase is Phase.STOPPED:
-            return
+        if self.lifecycle.phase in {Phase.STOPPED, Phase.FAILED}:
+            return  # it leaves because it was asked to
         log.warning("engine connection lost", extra={"fields": {"pid": self.pid, "reason": reason}})
         if self._process is not None:
             self._process.kill()
