@@ -42,7 +42,7 @@ PRE = ("gpt-2", "smollm", "llama-bpe", "qwen2", "default")
 
 
 def corpus() -> list[str]:
-    folder = ROOT / "service/magnitude/models/golden_texts"
+    folder = ROOT / "service/magnitude/models/importing/golden_texts"
     return [path.read_text() for path in sorted(folder.glob("*.txt"))]
 
 

@@ -10,7 +10,11 @@ import pytest
 # Suppress it as well; here nothing but our own doing may keep it quiet.
 SILENCERS = ("ORT_DISABLE_TELEMETRY", "ORT_RUNNING_UNIT_TESTS", "CI", "GITHUB_ACTIONS")
 
-MODULES = ["magnitude.engine.__main__", "magnitude.models.onnx_examine", "magnitude.models.graph_runner"]
+MODULES = [
+    "magnitude.engine.__main__",
+    "magnitude.models.importing.onnx_examine",
+    "magnitude.models.importing.graph_runner",
+]
 
 
 def run(home: Path, code: str) -> list[Path]:

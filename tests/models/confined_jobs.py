@@ -13,7 +13,7 @@ from typing import Any
 import msgspec
 
 from magnitude.errors import ImportFailed
-from magnitude.models.sandbox import Reporter, serve
+from magnitude.models.importing.sandbox import Reporter, serve
 
 
 class Job(msgspec.Struct):

@@ -4,8 +4,17 @@ import onnx
 import pytest
 from onnx import TensorProto, helper
 
-from magnitude.models.accuracy import FLOAT, INT8, KL_LOSS_NATS, PLANS, TOP1_LOSS, Plan, apply_plan, choose_plan
 from magnitude.models.golden import Agreement
+from magnitude.models.importing.accuracy import (
+    FLOAT,
+    INT8,
+    KL_LOSS_NATS,
+    PLANS,
+    TOP1_LOSS,
+    Plan,
+    apply_plan,
+    choose_plan,
+)
 
 EXACT = Agreement(tokens=500, top1=1.0, kl_nats=0.0)
 

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as shapes
 
-from magnitude.models import blocks
+from magnitude.models.graphs import blocks
 
 MATRICES = shapes.arrays(
     np.float32, st.tuples(st.integers(1, 5), st.sampled_from([32, 64, 96])), elements=st.floats(-8, 8, width=32)

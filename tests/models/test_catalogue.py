@@ -13,7 +13,7 @@ from tiny_sources import decoder_folder, graph
 from magnitude.errors import ModelError
 from magnitude.models.catalogue import BrokenModel, find, open_folder, resolve, scan, verify_integrity
 from magnitude.models.description import ModelDescription
-from magnitude.models.importing import import_model
+from magnitude.models.importing.parent import import_model
 from magnitude.models.manifest import read_manifest, write_manifest
 from magnitude.models.onnx_signature import read_signature
 

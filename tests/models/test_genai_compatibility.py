@@ -10,7 +10,7 @@ import pytest
 from tokenizers import Tokenizer
 
 from magnitude.models.catalogue import open_folder
-from magnitude.models.graph_runner import DecoderRunner
+from magnitude.models.importing.graph_runner import DecoderRunner
 
 pytestmark = pytest.mark.models
 

@@ -12,7 +12,7 @@ from gguf import GGMLQuantizationType as Kind
 from numpy_llama import logits as numpy_logits
 from run_graph import open_graph, run_decoder
 
-from magnitude.models.build import build_graph
+from magnitude.models.graphs.build import build_graph
 from magnitude.models.sources import open_source
 from magnitude.models.sources.gguf import rotary_rows
 

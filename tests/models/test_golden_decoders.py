@@ -10,8 +10,8 @@ from numpy_llama import logits as numpy_logits
 from run_graph import open_graph, run_decoder
 
 from magnitude.errors import ImportFailed
-from magnitude.models.build import KvScales, build_graph
 from magnitude.models.description import KvType
+from magnitude.models.graphs.build import KvScales, build_graph
 from magnitude.models.sources import open_source
 
 FAMILIES = ["llama_tied", "llama_untied", "qwen2", "qwen3"]

@@ -11,7 +11,7 @@ import pytest
 from run_graph import open_graph, run_encoder
 
 from magnitude.errors import ImportFailed
-from magnitude.models.build import build_graph
+from magnitude.models.graphs.build import build_graph
 from magnitude.models.sources import open_source
 
 ROUNDING = 1e-5

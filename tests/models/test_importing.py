@@ -14,15 +14,15 @@ from tiny_sources import TEMPLATE, decoder_folder, graph, graph_with_external_da
 from tokenizers import Tokenizer
 
 from magnitude.errors import ImportFailed, ModelError
-from magnitude.models import importing
 from magnitude.models.catalogue import open_folder, scan
 from magnitude.models.golden import check, read_golden
-from magnitude.models.graph_runner import DecoderRunner
-from magnitude.models.importing import import_model, job_limits
+from magnitude.models.importing import parent as importing
+from magnitude.models.importing.graph_runner import DecoderRunner
+from magnitude.models.importing.parent import import_model, job_limits
+from magnitude.models.importing.source_kind import default_name, recognise
+from magnitude.models.importing.verify_decoder import DecoderCheck
 from magnitude.models.manifest import read_manifest
-from magnitude.models.source_kind import default_name, recognise
 from magnitude.models.sources import open_source
-from magnitude.models.verify import DecoderCheck
 
 PORTABLE = {
     "model.onnx",

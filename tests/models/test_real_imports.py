@@ -6,10 +6,10 @@ from pathlib import Path
 
 import pytest
 
-from magnitude.models.accuracy import KL_LOSS_NATS
 from magnitude.models.catalogue import open_folder, verify_integrity
 from magnitude.models.golden import check, read_golden
-from magnitude.models.graph_runner import DecoderRunner, EncoderRunner
+from magnitude.models.importing.accuracy import KL_LOSS_NATS
+from magnitude.models.importing.graph_runner import DecoderRunner, EncoderRunner
 from magnitude.models.manifest import read_manifest
 
 pytestmark = pytest.mark.models

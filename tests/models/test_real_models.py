@@ -9,7 +9,7 @@ import pytest
 from numpy_llama import logits as numpy_logits
 from run_graph import open_graph, run_decoder, run_encoder
 
-from magnitude.models.build import build_graph
+from magnitude.models.graphs.build import build_graph
 from magnitude.models.sources import open_source
 
 pytestmark = pytest.mark.models

@@ -9,7 +9,7 @@ import pytest
 from confined_jobs import Job
 
 from magnitude.errors import ImportFailed
-from magnitude.models.sandbox import Limits, Progress, death, run_confined
+from magnitude.models.importing.sandbox import Limits, Progress, death, run_confined
 
 LIMITS = Limits(data_bytes=1 << 30, cpu_s=20, wall_s=30.0)
 

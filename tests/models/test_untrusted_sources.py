@@ -15,7 +15,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from magnitude.errors import ImportFailed
-from magnitude.models.build import build_graph
+from magnitude.models.graphs.build import build_graph
 from magnitude.models.sources import open_source
 
 LFS = b"version https://git-lfs.github.com/spec/v1\noid sha256:0000\nsize 144811008\n"

@@ -54,9 +54,9 @@ def import_source(
     from rich.progress import BarColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 
     from magnitude.cli.numbers import size
-    from magnitude.models.importing import import_model
+    from magnitude.models.importing.parent import import_model
+    from magnitude.models.importing.sandbox import Progress as Step
     from magnitude.models.manifest import read_manifest
-    from magnitude.models.sandbox import Progress as Step
 
     console = Console(stderr=True)
     columns = (

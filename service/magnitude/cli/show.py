@@ -63,7 +63,7 @@ def show(
 def _run_golden(description: ModelDescription) -> GoldenResult | None:
     """The golden set on this machine; None for a model that has none. Raises `ModelError`."""
     from magnitude.models.golden import check, read_golden
-    from magnitude.models.graph_runner import DecoderRunner, EncoderRunner
+    from magnitude.models.importing.graph_runner import DecoderRunner, EncoderRunner
 
     path = Path(description.folder)
     golden = read_golden(path, description.model_hash)

@@ -10,13 +10,13 @@ import numpy as np
 import onnxruntime
 from numpy.typing import NDArray
 
-from magnitude.models.build import build_graph
 from magnitude.models.description import EncoderShape
 from magnitude.models.golden import COSINE_TOLERANCE, GOLDEN_VERSION, Golden, GoldenVector, cosine
-from magnitude.models.graph import GRAPH_FILE
-from magnitude.models.graph_runner import EncoderRunner
-from magnitude.models.import_job import Report
-from magnitude.models.linear import Bits
+from magnitude.models.graphs.build import build_graph
+from magnitude.models.graphs.graph import GRAPH_FILE
+from magnitude.models.graphs.linear import Bits
+from magnitude.models.importing.graph_runner import EncoderRunner
+from magnitude.models.importing.order import Report
 from magnitude.models.manifest import Verification
 from magnitude.models.sources import WeightSource
 

@@ -9,23 +9,23 @@ from pathlib import Path
 from typing import Any, Literal
 
 from magnitude.errors import ImportFailed
-from magnitude.models.accuracy import FALLBACK_GRAPH_FILE, FLOAT, INT8, apply_plan, write_fallback
-from magnitude.models.build import BuildResult, build_graph
 from magnitude.models.genai_config import genai_config, write_genai_config
 from magnitude.models.golden import write_golden
-from magnitude.models.graph import DATA_FILE, GRAPH_FILE
-from magnitude.models.import_job import ImportJob, Report, versions
+from magnitude.models.graphs.build import BuildResult, build_graph
+from magnitude.models.graphs.graph import DATA_FILE, GRAPH_FILE
+from magnitude.models.graphs.linear import Bits
+from magnitude.models.importing.accuracy import FALLBACK_GRAPH_FILE, FLOAT, INT8, apply_plan, write_fallback
+from magnitude.models.importing.order import ImportJob, Report, versions
+from magnitude.models.importing.source_kind import recognise
+from magnitude.models.importing.verify_decoder import FEWEST_TOKENS, Decision, DecoderCheck, record_decoder
+from magnitude.models.importing.verify_encoder import EncoderDecision, decide_encoder, record_encoder
 from magnitude.models.integrity import file_entry, files_sha256, model_hash
-from magnitude.models.linear import Bits
 from magnitude.models.manifest import SCHEMA_VERSION, Manifest, Quantisation, SourceEntry, TensorGroup
-from magnitude.models.source_kind import recognise
 from magnitude.models.sources import WeightSource, open_source
 from magnitude.models.tokenizers.chat_template import TEMPLATE_FILE
 from magnitude.models.tokenizers.from_folder import tokenizer_from_folder
 from magnitude.models.tokenizers.from_gguf import tokenizer_from_gguf
 from magnitude.models.tokenizers.parts import TokenizerParts
-from magnitude.models.verify import FEWEST_TOKENS, Decision, DecoderCheck, record_decoder
-from magnitude.models.verify_encoder import EncoderDecision, decide_encoder, record_encoder
 from magnitude.persist import write_atomic
 
 CHECK_FOLDER = ".check"  # graphs for comparison; removed before the folder gets its name
@@ -165,7 +165,7 @@ def golden_ids(parts: TokenizerParts) -> list[list[int]]:
     from tokenizers import Tokenizer
 
     tokenizer = Tokenizer.from_str(parts.tokenizer_json)
-    folder = files("magnitude.models.golden_texts")
+    folder = files("magnitude.models.importing.golden_texts")
     names = sorted(entry.name for entry in folder.iterdir() if entry.name.endswith(".txt"))
     texts = [list(tokenizer.encode((folder / name).read_text(encoding="utf-8")).ids) for name in names]
     return [ids for ids in texts if len(ids) >= FEWEST_TOKENS]

@@ -14,8 +14,8 @@ from __future__ import annotations
 import numpy as np
 
 from magnitude.models.description import EncoderShape
-from magnitude.models.graph import GraphWriter
-from magnitude.models.linear import Bits, LinearLayers, StoredWeights
+from magnitude.models.graphs.graph import GraphWriter
+from magnitude.models.graphs.linear import Bits, LinearLayers, StoredWeights
 from magnitude.models.sources.source import ArchConfig, WeightSource
 
 # What is added to the attention score of a padding position. exp(-10000) is 0 in float32, and unlike the lowest

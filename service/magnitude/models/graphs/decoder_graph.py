@@ -15,10 +15,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from magnitude.errors import ImportFailed
-from magnitude.models import blocks
 from magnitude.models.description import DecoderShape, KvType
-from magnitude.models.graph import Dimension, GraphWriter
-from magnitude.models.linear import Bits, LinearLayers, StoredWeights
+from magnitude.models.graphs import blocks
+from magnitude.models.graphs.graph import Dimension, GraphWriter
+from magnitude.models.graphs.linear import Bits, LinearLayers, StoredWeights
 from magnitude.models.sources.source import ArchConfig, Rope, WeightSource
 
 # Rotation tables take 8 bytes * head_dim/2 a position: 16 MB for 32,768 positions of a 128-wide head. No board has

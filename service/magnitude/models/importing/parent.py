@@ -23,11 +23,11 @@ import msgspec
 from magnitude.board.memory import effective_memory
 from magnitude.errors import ImportFailed
 from magnitude.models.description import ModelDescription
-from magnitude.models.import_job import ImportJob
+from magnitude.models.importing.order import ImportJob
+from magnitude.models.importing.sandbox import Limits, Progress, run_confined
+from magnitude.models.importing.source_kind import Source, check_name, default_name, recognise
 from magnitude.models.integrity import damaged_files
 from magnitude.models.manifest import Manifest, describe, write_manifest
-from magnitude.models.sandbox import Limits, Progress, run_confined
-from magnitude.models.source_kind import Source, check_name, default_name, recognise
 from magnitude.persist import sync_folder
 
 STAGING_PREFIX = ".importing-"
@@ -88,7 +88,9 @@ def import_model(
             memory_bytes=limits.data_bytes,
             created_s=int(time.time()),
         )
-        answer = run_confined("magnitude.models.import_job", job, limits=limits, what=str(source), progress=progress)
+        answer = run_confined(
+            "magnitude.models.importing.job", job, limits=limits, what=str(source), progress=progress
+        )
         try:
             manifest = msgspec.json.decode(answer, type=Manifest)
         except msgspec.MsgspecError as error:

@@ -6,12 +6,12 @@ from pathlib import Path
 
 import msgspec
 
-from magnitude.models.decoder_graph import DecoderGraph, KvScales
 from magnitude.models.description import DecoderShape, EncoderShape, KvType
-from magnitude.models.encoder_graph import EncoderGraph
 from magnitude.models.families import FAMILIES
-from magnitude.models.graph import DATA_FILE, GRAPH_FILE, GraphWriter
-from magnitude.models.linear import Bits, StoredWeights
+from magnitude.models.graphs.decoder_graph import DecoderGraph, KvScales
+from magnitude.models.graphs.encoder_graph import EncoderGraph
+from magnitude.models.graphs.graph import DATA_FILE, GRAPH_FILE, GraphWriter
+from magnitude.models.graphs.linear import Bits, StoredWeights
 from magnitude.models.sources.source import WeightSource, refuse
 
 __all__ = ["DATA_FILE", "GRAPH_FILE", "Bits", "BuildResult", "KvScales", "StoredWeights", "build_graph"]

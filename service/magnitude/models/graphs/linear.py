@@ -19,8 +19,8 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from magnitude.models import blocks
-from magnitude.models.graph import GraphWriter
+from magnitude.models.graphs import blocks
+from magnitude.models.graphs.graph import GraphWriter
 from magnitude.models.sources.source import BlockMatrix, WeightSource
 
 Bits = Literal[4, 8, 16]

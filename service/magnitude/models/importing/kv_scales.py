@@ -11,8 +11,8 @@ import onnxruntime
 from numpy.typing import NDArray
 
 from magnitude.errors import ImportFailed
-from magnitude.models.decoder_graph import KvScales
 from magnitude.models.description import DecoderShape
+from magnitude.models.graphs.decoder_graph import KvScales
 
 # Room above the largest value that a channel showed: other text reaches further, and cutting its values off costs
 # more than the bit of resolution that the room takes. SmolLM2-135M on 768 tokens of prose that were not in the

@@ -17,8 +17,6 @@ import onnxruntime
 from numpy.typing import NDArray
 
 from magnitude.errors import ImportFailed
-from magnitude.models.accuracy import FLOAT, INT8, PLANS, Plan, apply_plan, choose_plan
-from magnitude.models.build import KvScales, build_graph
 from magnitude.models.description import DecoderShape, KvType
 from magnitude.models.golden import (
     GOLDEN_VERSION,
@@ -29,11 +27,13 @@ from magnitude.models.golden import (
     golden_prompt,
     merged,
 )
-from magnitude.models.graph import GRAPH_FILE
-from magnitude.models.graph_runner import DecoderRunner
-from magnitude.models.import_job import Report
-from magnitude.models.kv_scales import HEADROOM, calibrate_kv
-from magnitude.models.linear import Bits
+from magnitude.models.graphs.build import KvScales, build_graph
+from magnitude.models.graphs.graph import GRAPH_FILE
+from magnitude.models.graphs.linear import Bits
+from magnitude.models.importing.accuracy import FLOAT, INT8, PLANS, Plan, apply_plan, choose_plan
+from magnitude.models.importing.graph_runner import DecoderRunner
+from magnitude.models.importing.kv_scales import HEADROOM, calibrate_kv
+from magnitude.models.importing.order import Report
 from magnitude.models.manifest import Verification
 from magnitude.models.sources import WeightSource
 

@@ -15,15 +15,15 @@ from magnitude.errors import ImportFailed
 from magnitude.models.catalogue import foreign_shape
 from magnitude.models.genai_config import GENAI_FILE, read_genai_config
 from magnitude.models.golden import write_golden
-from magnitude.models.graph_runner import DecoderRunner, open_session
-from magnitude.models.import_job import ImportJob, Report, versions
-from magnitude.models.import_weights import golden_ids, write_tokenizer
+from magnitude.models.importing.graph_runner import DecoderRunner, open_session
+from magnitude.models.importing.onnx_examine import Examined, examine, explain_load_failure
+from magnitude.models.importing.order import ImportJob, Report, versions
+from magnitude.models.importing.verify_decoder import clear_prompts, record_decoder
+from magnitude.models.importing.weights import golden_ids, write_tokenizer
 from magnitude.models.integrity import file_entry, files_sha256, model_hash
 from magnitude.models.manifest import SCHEMA_VERSION, FileEntry, Manifest, Quantisation, SourceEntry
-from magnitude.models.onnx_examine import Examined, examine, explain_load_failure
 from magnitude.models.tokenizers.from_folder import tokenizer_from_folder
 from magnitude.models.untrusted import CONFIG_MAX_BYTES, inside, read_json_object
-from magnitude.models.verify import clear_prompts, record_decoder
 from magnitude.persist import write_atomic
 
 

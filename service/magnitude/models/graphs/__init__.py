@@ -1,0 +1,1 @@
+"""Graphs: weights become ONNX graphs with their data file."""
