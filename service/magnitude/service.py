@@ -201,7 +201,7 @@ class Service:
 
     def _on_failed(self, reason: str) -> None:
         self.dispatcher.refuse_all(
-            EngineNotReady(f"the engine cannot serve: {reason}", hint="See 'magnitude doctor' and the log")
+            EngineNotReady(f"the engine cannot serve: {reason}", hint="See 'magnitude doctor', then restart")
         )
 
 

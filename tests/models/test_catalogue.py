@@ -211,3 +211,17 @@ def test_a_graph_cut_anywhere_is_refused_or_still_whole(tmp_path: Path, cut: int
         assert error.hint
     else:
         assert [value.name for value in signature.outputs] == ["y"]
+
+
+def test_a_chat_template_may_be_edited_and_a_manifest_may_know_more_than_we_do(models: Path) -> None:
+    folder = next(path for path in sorted(models.iterdir()) if (path / "manifest.json").exists())
+    manifest = json.loads((folder / "manifest.json").read_text())
+    template = folder / "chat_template.jinja"
+    template.write_text("{{ messages[0].content }}")
+    manifest["files"][template.name] = {"size_bytes": 1, "sha256": "0" * 64}
+    manifest |= {"chat_template_file": template.name, "of_a_later_version": [1]}
+    (folder / "manifest.json").write_text(json.dumps(manifest))
+    assert open_folder(folder).chat_template_file == template.name
+    template.unlink()
+    with pytest.raises(ModelError, match="missing"):
+        open_folder(folder)

@@ -96,5 +96,11 @@ def import_source(
         typer.echo(f"accuracy level {manifest.quantisation.accuracy_level}: {manifest.quantisation.accuracy_reason}")
     if model.kind == "decoder" and model.chat_template_file is None:
         typer.echo("It brings no chat template: chat requests will be refused, completions work.")
+    if manifest.quantisation is not None and bits is not None:
+        kept = sum(group.lossless for group in manifest.quantisation.groups)
+        if kept and manifest.quantisation.bits != 16:
+            typer.echo(
+                f"{kept} of {len(manifest.quantisation.groups)} groups of tensors keep the blocks they came in"
+            )
     for note in manifest.notes:
         typer.echo(f"note: {note}")

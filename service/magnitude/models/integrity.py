@@ -55,6 +55,9 @@ def damaged_files(folder: Path, manifest: Manifest, *, deep: bool) -> list[str]:
     """What is wrong, one line a file, each naming the file and the cause. Empty: all is well."""
     found = []
     for name, entry in manifest.files.items():
+        # The chat template is there to be edited; a broken one is told when it is read.
+        if name == manifest.chat_template_file and (folder / name).is_file():
+            continue
         path = inside(folder, name, what="the manifest")
         if cause := _damage(path, entry, deep):
             found.append(f"{path}: {cause}")

@@ -1,7 +1,7 @@
 """`manifest.json`: what an import knows about the folder that it wrote.
 
-The manifest is written last and read first: a folder without it is not one of ours. It is strict when read, so
-that a damaged or newer one is named as such instead of being half understood.
+The manifest is written last and read first: a folder without it is not one of ours. A damaged one, or one of a
+newer schema, is named as such instead of being half understood.
 """
 
 from __future__ import annotations
@@ -76,8 +76,12 @@ class Verification(msgspec.Struct, frozen=True, kw_only=True):
     passed: bool
 
 
-class Manifest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Everything that is known of an imported model."""
+class Manifest(msgspec.Struct, frozen=True, kw_only=True):
+    """Everything that is known of an imported model.
+
+    Unknown fields are passed over, so that a version that does not know a new one can still serve the folder; what
+    an older version would misread raises `SCHEMA_VERSION`.
+    """
 
     schema: int
     name: str

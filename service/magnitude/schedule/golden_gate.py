@@ -72,7 +72,8 @@ class GoldenGate:
             result = await run_golden(plan, engine)
         except MagnitudeError as error:
             return _failed(plan, error.message) if error.code == "bad_logits" else error
-        if result is None:
+        if result is None or not result.prompts:
+            log.info("no golden set to check the model with", extra={"fields": {"model": plan.description.name}})
             return None
         fields = {
             "model": plan.description.name,
