@@ -193,6 +193,8 @@ def test_ctrl_c_stops_the_answer_and_reaches_the_service(service: FakeService) -
         stderr=subprocess.PIPE,
         text=True,
         env={**os.environ, "PYTHONPATH": SOURCE, "MAGNITUDE_URL": f"unix:{service.socket}"},
+        # Whoever runs the tests in the background has SIGINT ignored, and children inherit that.
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.default_int_handler),
     ) as child:
         assert child.stdout is not None
         assert child.stdout.read(3) == "Par"

@@ -27,7 +27,8 @@ def test_eight_bits_are_never_further_off_than_a_step(weights: np.ndarray) -> No
 def test_four_bits_with_a_minimum_are_at_most_as_far_off_as_plain_rounding(weights: np.ndarray) -> None:
     grouped = weights.reshape(weights.shape[0], -1, blocks.BLOCK)
     low, high = grouped.min(-1, keepdims=True), grouped.max(-1, keepdims=True)
-    step = np.where(high == low, 1, (high - low) / 15)
+    step = (high - low) / 15
+    step = np.where(step == 0, 1, step)  # also where the range is so small that its fifteenth is no number any more
     plain = np.rint((grouped - low) / step) * step + low
     error = ((blocks.quantise(weights, 4).floats().reshape(grouped.shape) - grouped) ** 2).sum(-1)
     assert (error <= ((plain - grouped) ** 2).sum(-1) * 1.01 + 1e-5).all()
