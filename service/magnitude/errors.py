@@ -69,9 +69,13 @@ class EngineGone(EngineError):
 
 
 class EngineNotReady(EngineError):
-    """No engine with that model is up yet (starting, or waiting to be started again)."""
+    """No engine with that model is up yet; `retry_after_s` is when it is worth asking again."""
 
     code = "engine_not_ready"
+
+    def __init__(self, message: str, *, retry_after_s: float = 1.0, hint: str = ""):
+        super().__init__(message, hint=hint)
+        self.retry_after_s = retry_after_s
 
 
 class RequestError(MagnitudeError):

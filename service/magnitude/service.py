@@ -37,9 +37,10 @@ from magnitude.paths import Paths, find_paths
 from magnitude.policy.fitting import fit_together
 from magnitude.policy.strategy import BoardFacts, Strategy, default_strategy
 from magnitude.schedule.dispatcher import Dispatcher
+from magnitude.schedule.fresh_engine import FreshEngine
 from magnitude.schedule.golden_gate import GoldenGate
 from magnitude.schedule.kv_memory import KvMemory
-from magnitude.schedule.loading import FreshEngine, ModelLoader, load_deadline_s
+from magnitude.schedule.loading import ModelLoader, load_deadline_s
 from magnitude.schedule.plan import ModelPlan
 from magnitude.supervise.lifecycle import EngineLifecycle, LoadFailed, ModelsReady
 from magnitude.supervise.supervisor import EngineSupervisor

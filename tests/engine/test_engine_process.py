@@ -398,7 +398,7 @@ def test_requests_of_the_wrong_kind_are_refused(tiny_engine: EngineDriver, folde
     tiny_engine.send(Embed(request_id=request_id, model="tiny", inputs=[[1]]))
     message = tiny_engine.next()
     assert isinstance(message, Failed)
-    assert message.code == "wrong_model_kind"
+    assert message.code == "model_kind_mismatch"
 
 
 def test_unloading_ends_what_is_open_and_the_name_is_free_again(

@@ -196,7 +196,7 @@ def test_an_unknown_model_is_404(service: InProcess) -> None:
 
 def test_a_model_of_the_wrong_kind_is_refused_with_a_fitting_one(service: InProcess) -> None:
     error = service.chat(model="tiny-embed").json()["error"]
-    assert error["code"] == "model_wrong_kind"
+    assert error["code"] == "model_kind_mismatch"
     assert "tiny-chat" in error["hint"]
 
 

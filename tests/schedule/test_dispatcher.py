@@ -4,6 +4,7 @@ import asyncio
 import gc
 import os
 import sys
+import time
 from collections.abc import Awaitable, Callable
 from pathlib import Path
 
@@ -21,7 +22,7 @@ from magnitude.schedule.kv_memory import KvMemory
 from magnitude.schedule.loading import ModelLoader
 from magnitude.schedule.plan import ModelPlan
 from magnitude.supervise.engine_process import EngineProcess
-from magnitude.supervise.lifecycle import EngineLifecycle, Phase
+from magnitude.supervise.lifecycle import Begin, EngineLifecycle, Exited, Phase, Tick
 from magnitude.supervise.supervisor import EngineSupervisor
 
 FAKE_ENGINE = Path(__file__).parents[1] / "supervise" / "fake_engine.py"
@@ -377,3 +378,22 @@ def test_names_are_checked_and_the_hint_lists_what_there_is() -> None:
         assert raised.value.code == "model_kind_mismatch"
 
     asyncio.run(wrong_kind())
+
+
+def test_while_the_engine_does_not_stay_up_the_refusal_says_when_to_ask_again() -> None:
+    house = House([plan("m")])
+    lifecycle = house.supervisor.lifecycle
+    now_s = time.monotonic()
+    lifecycle.apply(Begin(), now_s)
+    for _ in range(6):
+        lifecycle.apply(Exited("crash"), now_s)
+        now_s += lifecycle.next_check_s(now_s)
+        lifecycle.apply(Tick(), now_s)
+    lifecycle.apply(Exited("crash"), now_s)
+
+    async def ask() -> None:
+        with pytest.raises(EngineNotReady) as raised:
+            await house.dispatcher.generate(task([1]))
+        assert raised.value.retry_after_s >= lifecycle.next_check_s(now_s) > 2
+
+    asyncio.run(ask())

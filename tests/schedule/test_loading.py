@@ -22,7 +22,8 @@ from magnitude.feedback.records import Feedback
 from magnitude.models.description import ModelDescription
 from magnitude.policy.strategy import Strategy
 from magnitude.schedule.dispatcher import Dispatcher
-from magnitude.schedule.loading import DEATHS_TOLERATED, LOAD_BASE_S, FreshEngine, ModelLoader, load_deadline_s
+from magnitude.schedule.fresh_engine import FreshEngine
+from magnitude.schedule.loading import DEATHS_TOLERATED, LOAD_BASE_S, ModelLoader, load_deadline_s
 from magnitude.schedule.plan import ModelPlan
 from magnitude.supervise.lifecycle import EngineLifecycle, LoadFailed, ModelsReady
 

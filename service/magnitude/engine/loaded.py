@@ -147,7 +147,7 @@ class LoadedModel:
     def _cannot(self, what: str) -> RequestError:
         return RequestError(
             f"model {self.description.name} is of kind {self.description.kind} and cannot {what}",
-            code="wrong_model_kind",
+            code="model_kind_mismatch",
             param="model",
             hint="Name a model of the right kind",
         )

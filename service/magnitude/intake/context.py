@@ -52,7 +52,7 @@ class Context(msgspec.Struct, frozen=True, kw_only=True):
                 f"The model {model.name} is a model of the kind '{model.kind}'; {route} needs the kind '{kind}'",
                 hint=f"Use {' or '.join(fitting)}." if fitting else "No such model is loaded; import one.",
                 param="model",
-                code="model_wrong_kind",
+                code="model_kind_mismatch",
             )
         return model
 

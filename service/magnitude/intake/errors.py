@@ -90,7 +90,7 @@ def error_response(error: MagnitudeError, path: str) -> Response:
     body: dict[str, Any] = {"error": str(error)} if is_open_inference(path) else error_body(error)
     headers = {}
     if status in (429, 503):
-        wait_s = error.retry_after_s if isinstance(error, Overloaded) else _RETRY_AFTER_S
+        wait_s = error.retry_after_s if isinstance(error, Overloaded | EngineNotReady) else _RETRY_AFTER_S
         headers["Retry-After"] = str(max(1, math.ceil(wait_s)))
     if status == 401:
         headers["WWW-Authenticate"] = "Bearer"

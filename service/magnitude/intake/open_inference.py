@@ -80,7 +80,7 @@ async def _infer(request: Request, context: Context, data: dict[str, Any]) -> Re
             f"{model.name} is a language model; its state is not a plain tensor",
             hint="Use /v1/chat/completions or /v1/completions.",
             param="model",
-            code="model_wrong_kind",
+            code="model_kind_mismatch",
         )
     known, produced = context.inference.signature(model.name)
     fields = Fields(data)

@@ -273,6 +273,7 @@ class Dispatcher:
         if lifecycle.struggling:
             return EngineNotReady(
                 f"the engine does not stay up: {lifecycle.reason}",
+                retry_after_s=max(1.0, lifecycle.next_check_s(self._clock())),
                 hint="It is tried again by itself; see 'magnitude doctor' and the log for the cause",
             )
         return None

@@ -9,13 +9,12 @@ from __future__ import annotations
 import hashlib
 import logging
 from pathlib import Path
-from typing import Protocol
 
 import msgspec
 
-from magnitude.engine.protocol import Message, ToService
 from magnitude.errors import MagnitudeError, ModelError
 from magnitude.persist import StateFile
+from magnitude.schedule.fresh_engine import FreshEngine
 from magnitude.schedule.plan import ModelPlan
 
 log = logging.getLogger("magnitude.schedule")
@@ -23,26 +22,12 @@ log = logging.getLogger("magnitude.schedule")
 VERDICTS_SCHEMA = 1
 # Verdicts kept: more than any board has models and upgrades in its life, few enough for one small file.
 MAX_VERDICTS = 256
-# The KV slot in which a golden set runs; nothing else runs before the models are ready.
-GOLDEN_SLOT = 0
 
 
 class Verdicts(msgspec.Struct, frozen=True, kw_only=True):
     """Keys of golden runs that passed; failures are run again at each start, since an upgrade may mend them."""
 
     passed: list[str] = []
-
-
-class Engine(Protocol):
-    """One engine to which messages go and from which answers come."""
-
-    def next_id(self) -> int:
-        """A request id that nobody else uses."""
-        ...
-
-    async def ask(self, message: Message, request_id: int) -> ToService:
-        """Send `message` and wait for the first answer with its id."""
-        ...
 
 
 def verdict_key(model_hash: str, graph_file: str, ort_version: str, cpu_features: tuple[str, ...]) -> str:
@@ -59,7 +44,13 @@ class GoldenGate:
         self._passed = list(self._file.load(Verdicts).passed)
 
     async def admit(
-        self, plan: ModelPlan, engine: Engine, *, graph_file: str, ort_version: str, cpu_features: tuple[str, ...]
+        self,
+        plan: ModelPlan,
+        engine: FreshEngine,
+        *,
+        graph_file: str,
+        ort_version: str,
+        cpu_features: tuple[str, ...],
     ) -> MagnitudeError | None:
         """None when the model, loaded from `graph_file`, may serve; `golden_failed` when it computes nonsense."""
         key = verdict_key(plan.description.model_hash, graph_file, ort_version, cpu_features)

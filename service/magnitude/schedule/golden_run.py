@@ -11,14 +11,14 @@ from magnitude.engine.protocol import Embed, Failed, Finished, Generate, Sampler
 from magnitude.errors import MagnitudeError, ModelError
 from magnitude.models.golden import GoldenResult, check, read_golden
 from magnitude.schedule.dispatcher import error_from
-from magnitude.schedule.golden_gate import GOLDEN_SLOT, Engine
+from magnitude.schedule.fresh_engine import GOLDEN_SLOT, FreshEngine
 from magnitude.schedule.plan import ModelPlan
 
 # Log probabilities asked for: eight times the logits that a golden set keeps, so that a reordered tail is still seen.
 ASKED_LOGPROBS = 64
 
 
-async def run_golden(plan: ModelPlan, engine: Engine) -> GoldenResult | None:
+async def run_golden(plan: ModelPlan, engine: FreshEngine) -> GoldenResult | None:
     """The outcome, or None for a model without a golden set. Raises `MagnitudeError` when it cannot be run."""
     golden = read_golden(Path(plan.description.folder), plan.description.model_hash)
     if golden is None:
@@ -36,7 +36,7 @@ async def run_golden(plan: ModelPlan, engine: Engine) -> GoldenResult | None:
     return check(lambda ids: rows[tuple(ids)], golden)
 
 
-async def _logits(plan: ModelPlan, ids: list[int], best: float, engine: Engine) -> NDArray[np.float32]:
+async def _logits(plan: ModelPlan, ids: list[int], best: float, engine: FreshEngine) -> NDArray[np.float32]:
     """The last row of the logits as far as log probabilities tell it.
 
     They equal the logits up to a constant, which changes no probability: it is chosen so that the best token gets

@@ -13,7 +13,7 @@ from magnitude.engine.protocol import Failed, Loaded, LoadModel, Message, Prefil
 from magnitude.errors import EngineError, MagnitudeError, ModelError
 from magnitude.models.description import ModelDescription
 from magnitude.schedule.dispatcher import Dispatcher, error_from
-from magnitude.schedule.golden_gate import GOLDEN_SLOT
+from magnitude.schedule.fresh_engine import GOLDEN_SLOT, FreshEngine
 from magnitude.schedule.plan import ModelPlan
 from magnitude.supervise.lifecycle import LoadFailed, ModelsReady
 
@@ -33,7 +33,7 @@ def load_deadline_s(plans: list[ModelPlan]) -> float:
     return LOAD_BASE_S + sum(plan.description.weight_bytes for plan in plans) / SLOWEST_READ_BYTES_PER_S
 
 
-class FreshEngine:
+class _Fresh:
     """The engine that is being loaded, for asking it something before it serves."""
 
     def __init__(self, loader: ModelLoader, link: EngineLink) -> None:
@@ -148,7 +148,7 @@ class ModelLoader:
         failure = await self._load(link, plan, description)
         if failure is not None or self._admit is None:
             return failure
-        failure = await self._admit(plan, description.graph_file, FreshEngine(self, link))
+        failure = await self._admit(plan, description.graph_file, _Fresh(self, link))
         if plan.kv is not None:
             plan.kv.release_slot(GOLDEN_SLOT)
         if failure is not None:

@@ -1,0 +1,22 @@
+"""Asking an engine something before it serves."""
+
+from __future__ import annotations
+
+from typing import Protocol
+
+from magnitude.engine.protocol import Message, ToService
+
+# The KV slot in which a golden set runs; nothing else runs before the models are ready.
+GOLDEN_SLOT = 0
+
+
+class FreshEngine(Protocol):
+    """An engine that is being loaded."""
+
+    def next_id(self) -> int:
+        """A request id that nobody else uses."""
+        ...
+
+    async def ask(self, message: Message, request_id: int) -> ToService:
+        """Send `message` and wait for the first answer with its id."""
+        ...
