@@ -23,7 +23,6 @@ def test_the_slice_limits_a_service_that_has_no_limit_of_its_own(tmp_path: Path)
     assert memory.headroom_bytes == 447483648
     assert memory.limit_path == str(tmp_path / G / "edge.slice")
     assert memory.available_bytes == 6000000 * 1024
-    assert memory.usable_bytes == 2147483648
 
 
 def test_the_services_own_limit_wins_when_it_is_tighter(tmp_path: Path) -> None:

@@ -31,12 +31,6 @@ class MemorySnapshot(msgspec.Struct, frozen=True, kw_only=True):
     high_bytes: int | None  # tightest memory.high: above it the kernel throttles the process, for ever if need be
     headroom_bytes: int
 
-    @property
-    def usable_bytes(self) -> int:
-        """The most that a process here could ever hold: the board's memory or a limit below it."""
-        limits = [self.total_bytes, self.limit_bytes, self.high_bytes]
-        return min(limit for limit in limits if limit is not None)
-
 
 class _Group(msgspec.Struct, frozen=True, kw_only=True):
     path: Path
