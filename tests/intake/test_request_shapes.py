@@ -344,3 +344,10 @@ def test_a_wrong_rerank_request_is_named(service: InProcess, body: dict[str, Any
     reply = service.post("/v1/rerank", body)
     assert reply.status_code == 400
     assert reply.json()["error"]["param"] == param
+
+
+@pytest.mark.parametrize("fields", [{"messages": "hi"}, {"temperature": 3}, {"stop": 5}, {"max_tokens": 0}])
+def test_every_refusal_says_what_to_do_next(fields: dict) -> None:
+    reply = InProcess().chat(**fields)
+    assert reply.status_code == 400
+    assert reply.json()["error"]["hint"]

@@ -58,6 +58,8 @@ STATUS_OF_CODE: dict[str, int] = {
 }
 
 _TYPE_OF_STATUS = {401: "authentication_error", 403: "permission_error", 429: "rate_limit_error"}
+# For errors whose message already says what is wrong with a field, and what would be right.
+_FIELDS_HINT = "What each route takes is described at /openapi.json."
 _RETRY_AFTER_S = 1.0  # an engine is back within about a second (process start and weights mapped again)
 _CLOSING = frozenset({408, 413})  # the rest of the request is not read, so the connection cannot go on
 
@@ -79,7 +81,7 @@ def error_body(error: MagnitudeError) -> dict[str, Any]:
             "type": kind,
             "param": error.param,
             "code": error.code,
-            "hint": error.hint or None,
+            "hint": error.hint or (_FIELDS_HINT if isinstance(error, RequestError) else None),
         }
     }
 
