@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated
+from typing import Annotated, Literal
 
 import msgspec
 from msgspec import Meta
@@ -16,9 +16,7 @@ class EngineSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
             "Unset: the first chat model of models.folder."
         ),
     ] = None
-    max_batch_size: Annotated[
-        int, Meta(ge=1, le=64, description="KV slots: so many generations may be open at once; each costs memory.")
-    ] = 4
+    max_batch_size: Annotated[int, Meta(ge=1, le=64, description="Most generations that are computed together.")] = 4
     prefill_chunk_size: Annotated[
         int,
         Meta(
@@ -28,6 +26,25 @@ class EngineSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
             "running answers and cancelled requests wait less.",
         ),
     ] = 128
+    max_inter_token_ms: Annotated[
+        float,
+        Meta(
+            gt=0,
+            le=10_000,
+            description="While answers run, a prompt enters in pieces that keep the time between two of their "
+            "tokens below this.",
+        ),
+    ] = 60.0
+    speculation: Annotated[
+        Literal["auto", "off"],
+        Meta(
+            description="Whether tokens are drafted ahead from the prompt or by draft_model and verified together; "
+            "auto stops by itself where it does not pay."
+        ),
+    ] = "auto"
+    draft_model: Annotated[
+        str | None, Meta(description="Name of a small model with the same tokenizer that drafts ahead.")
+    ] = None
     self_optimize: Annotated[
         bool, Meta(description="The strategy loop. Read; the default strategy is fixed for now.")
     ] = True

@@ -26,3 +26,12 @@ class ModelsSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     aliases: Annotated[
         dict[str, str], Meta(description="Further names for models, for clients that have a name built in.")
     ] = {}
+    pinned: Annotated[list[str], Meta(description="Models that stay in memory. The chat model always does.")] = []
+    keep_alive_s: Annotated[
+        float,
+        Meta(
+            ge=0,
+            le=31_536_000,
+            description="A model that was loaded on request and is not pinned leaves memory after so long unused.",
+        ),
+    ] = 900.0

@@ -9,8 +9,10 @@ from msgspec import Meta
 
 from magnitude.config.agent import AgentSettings
 from magnitude.config.engine import EngineSettings
+from magnitude.config.kv import KvSettings
 from magnitude.config.log import LogSettings
 from magnitude.config.models import ModelsSettings
+from magnitude.config.schedule import ScheduleSettings
 from magnitude.config.server import ServerSettings
 
 
@@ -24,5 +26,7 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     models: Annotated[ModelsSettings, Meta(description="Where models lie, and their further names.")] = (
         ModelsSettings()
     )
+    kv: Annotated[KvSettings, Meta(description="The memory of conversations.")] = KvSettings()
+    schedule: Annotated[ScheduleSettings, Meta(description="Who waits for whom.")] = ScheduleSettings()
     log: Annotated[LogSettings, Meta(description="How much is logged, and in which shape.")] = LogSettings()
     agent: Annotated[AgentSettings | None, Meta(description="The agent run time; not active yet.")] = None

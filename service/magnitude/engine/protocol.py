@@ -17,10 +17,13 @@ import msgspec
 from magnitude.engine.kv_layout import KvLayout
 from magnitude.models.description import ModelDescription
 
-PROTOCOL_VERSION = 1
+PROTOCOL_VERSION = 2
 MAX_FRAME_BYTES = 256 * 1024 * 1024  # largest tensor message; a longer length word means a broken stream
 
 FinishReason = Literal["stop", "length", "cancelled", "error"]
+# What happens when a slot is full: the answer ends, or the oldest positions behind the attention sinks are dropped.
+Overflow = Literal["stop", "slide"]
+StepKind = Literal["decode", "prefill", "verify", "encode", "tensors"]
 
 
 class Message(msgspec.Struct, frozen=True, kw_only=True, tag_field="t", array_like=False):
@@ -64,12 +67,18 @@ class GrammarSpec(Message, frozen=True, kw_only=True, tag="grammar"):
 
 
 class LoadModel(Message, frozen=True, kw_only=True, tag="load"):
-    """Load a model. For a decoder one file descriptor (the KV memfd) comes with the frame."""
+    """Load a model. For a decoder one file descriptor (the KV memfd) comes with the frame.
+
+    `max_batch` generations decode together at most. While any of them decodes, a prompt enters in pieces that keep
+    a step under `max_inter_token_ms`.
+    """
 
     request_id: int
     model: ModelDescription
     threads: int
     kv: KvLayout | None = None
+    max_batch: int = 1
+    max_inter_token_ms: float = 60.0
 
 
 class UnloadModel(Message, frozen=True, kw_only=True, tag="unload"):
@@ -77,12 +86,25 @@ class UnloadModel(Message, frozen=True, kw_only=True, tag="unload"):
     model: str
 
 
+class SlotContents(msgspec.Struct, frozen=True, kw_only=True):
+    """All that a slot holds, as the service has it on record: `tokens` positions whose ids hash to `ids_hash`
+    (`engine.kv.extend_hash`)."""
+
+    tokens: int
+    ids_hash: int
+
+
 class Generate(Message, frozen=True, kw_only=True, tag="generate"):
     """Run one generation in KV slot `slot`.
 
     `emitted` are ids that an earlier engine already delivered; they are not sent again. The generation ends at
-    one of `stop_ids` (which is delivered), after `max_new_tokens` in total, at the slot's end, or at a
-    `CancelRequest`. `kv_valid_tokens` positions of the slot are already right (0: compute everything).
+    one of `stop_ids` (which is delivered), after `max_new_tokens` in total, at the slot's end unless `overflow` is
+    "slide", or at a `CancelRequest`.
+
+    `kv_valid_tokens` positions are already right (0: compute everything). They lie in the slot itself, or in
+    `kv_copy_from`, from where they are copied when this message is handled. `kv_holds` is the record of all that
+    the source slot holds, which the engine compares with the slot's header; None: the source holds the beginning
+    of this generation's own ids.
     """
 
     request_id: int
@@ -97,6 +119,11 @@ class Generate(Message, frozen=True, kw_only=True, tag="generate"):
     logprobs: int | None = None  # None: none; n: the chosen token's and the n best (n may be 0)
     prefill_chunk: int = 128
     kv_valid_tokens: int = 0
+    kv_holds: SlotContents | None = None
+    kv_copy_from: int | None = None
+    adapter: str = ""  # "": the base model alone
+    max_draft: int = 0  # most tokens drafted ahead of one verification; 0: plain decoding
+    overflow: Overflow = "stop"
 
 
 class Embed(Message, frozen=True, kw_only=True, tag="embed"):
@@ -133,6 +160,17 @@ class CancelRequest(Message, frozen=True, kw_only=True, tag="cancel"):
     """Stop `target` within one token or one prefill chunk. A request that is already over is ignored."""
 
     target: int
+
+
+class Measure(Message, frozen=True, kw_only=True, tag="measure"):
+    """Time decode steps of each batch size in `rows`, in slots from 0 on; nothing else may be open. Answered by
+    `Measured`. What the slots held is lost."""
+
+    request_id: int
+    model: str
+    rows: tuple[int, ...]
+    past_tokens: int = 128
+    steps: int = 8
 
 
 class GetStats(Message, frozen=True, kw_only=True, tag="get_stats"):
@@ -211,7 +249,7 @@ class PrefillProgress(Message, frozen=True, kw_only=True, tag="prefill"):
 
 
 class Finished(Message, frozen=True, kw_only=True, tag="finished"):
-    """A generation is over; times are the engine's own."""
+    """A generation is over; times are the engine's own. The slot's header says what the slot holds now."""
 
     request_id: int
     reason: FinishReason
@@ -220,6 +258,36 @@ class Finished(Message, frozen=True, kw_only=True, tag="finished"):
     wait_s: float  # from receiving `Generate` to its first step
     prefill_s: float
     decode_s: float
+    cached_tokens: int = 0  # positions of the prompt that were not computed
+    mean_batch: float = 0.0  # generations in a decode step of this one, on average
+    drafted_tokens: int = 0
+    accepted_tokens: int = 0  # of those drafted
+    slid_tokens: int = 0  # positions dropped by a sliding window
+
+
+class StepGroup(msgspec.Struct, frozen=True, kw_only=True):
+    """Graph runs of one shape since the last report: `rows` sequences of `tokens` new positions each."""
+
+    model: str
+    kind: StepKind
+    rows: int
+    tokens: int
+    runs: int
+    total_s: float
+    max_s: float
+
+
+class Steps(Message, frozen=True, kw_only=True, tag="steps"):
+    """What the runs of the last moments took; sent about twice a second while there are any."""
+
+    groups: list[StepGroup]
+
+
+class Measured(Message, frozen=True, kw_only=True, tag="measured"):
+    """Median time of a decode step by number of rows, in the order asked."""
+
+    request_id: int
+    step_s: tuple[float, ...]
 
 
 class Vectors(Message, frozen=True, kw_only=True, tag="vectors"):
@@ -262,7 +330,17 @@ class Heartbeat(Message, frozen=True, kw_only=True, tag="heartbeat"):
 
 
 ToEngine = (
-    Hello | LoadModel | UnloadModel | Generate | Embed | InferTensors | CancelRequest | GetStats | Drain | Shutdown
+    Hello
+    | LoadModel
+    | UnloadModel
+    | Generate
+    | Embed
+    | InferTensors
+    | CancelRequest
+    | Measure
+    | GetStats
+    | Drain
+    | Shutdown
 )
 ToService = (
     Hello
@@ -272,6 +350,8 @@ ToService = (
     | Tokens
     | PrefillProgress
     | Finished
+    | Steps
+    | Measured
     | Vectors
     | TensorsOut
     | Stats

@@ -38,6 +38,12 @@ class DecoderShape(msgspec.Struct, frozen=True, kw_only=True):
     present_key: str = "present.%d.key"
     present_value: str = "present.%d.value"
     logits: str = "logits"
+    # Name of an int64 input [n] with flat indices over [batch * tokens]: only these rows get logits, which are then
+    # [n, vocab_size]. None: the graph decides (`logits_all_positions`).
+    logit_rows: str | None = None
+    # Angle by which each pair of a key's channels turns from one position to the next, `head_dim / 2` numbers; empty
+    # where it is not known. Needed to move cached keys to other positions.
+    rope_frequencies: tuple[float, ...] = ()
 
     def kv_bytes_per_token(self) -> int:
         """Bytes of K and V of one position over all layers."""

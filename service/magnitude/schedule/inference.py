@@ -6,13 +6,14 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Protocol
+from typing import Literal, Protocol
 
 import msgspec
 
 from magnitude.engine.protocol import (
     FinishReason,
     GrammarSpec,
+    Overflow,
     SamplerSettings,
     Tensor,
     TensorInfo,
@@ -20,6 +21,17 @@ from magnitude.engine.protocol import (
 )
 from magnitude.feedback.records import TaskFigures
 from magnitude.models.description import ModelDescription
+
+Priority = Literal["interactive", "normal", "background"]
+
+
+class Deadline(msgspec.Struct, frozen=True, kw_only=True):
+    """When an answer must be complete (`at_s`, monotonic). Missed hard: refused with what was done; missed soft:
+    the answer is cut short, as far as `may_cut` allows."""
+
+    at_s: float
+    hard: bool = True
+    may_cut: tuple[Literal["tokens", "model"], ...] = ("tokens",)
 
 
 class GenerationTask(msgspec.Struct, frozen=True, kw_only=True):
@@ -33,7 +45,15 @@ class GenerationTask(msgspec.Struct, frozen=True, kw_only=True):
     grammar: GrammarSpec | None = None
     stop_ids: tuple[int, ...] = ()
     logprobs: int | None = None
-    client: str = ""  # name of the API key, for accounts
+    client: str = ""  # name of the API key: accounts, fair shares, and whose KV may be reused
+    priority: Priority = "normal"
+    deadline: Deadline | None = None
+    task: str = "chat"  # kind of task, for measured compute and wait times
+    conversation: str = ""  # the client's own name for a conversation; "": told by its prefix
+    expect: int = 0  # further requests that the client announces to follow this one
+    adapter: str = ""
+    overflow: Overflow = "stop"
+    keep_kv: bool = True  # False: nothing of this request is cached or saved
 
 
 class Emission(msgspec.Struct, frozen=True, kw_only=True):
@@ -46,6 +66,11 @@ class Emission(msgspec.Struct, frozen=True, kw_only=True):
     prefill_s: float = 0.0
     decode_s: float = 0.0
     cached_tokens: int = 0
+    slot: int | None = None
+    batch: float = 0.0  # generations that decoded together with this one, itself included, on average
+    drafted_tokens: int = 0
+    accepted_tokens: int = 0
+    cut: str = ""  # why the answer was made shorter than asked ("deadline"), "" when it was not
 
 
 class Generation(Protocol):
