@@ -372,6 +372,21 @@ def test_a_request_gets_one_slot() -> None:
         kv.place(request, 0.0)
 
 
+def test_a_slot_that_holds_something_else_than_recorded_is_not_used_again() -> None:
+    kv = table()
+    idle = served(kv, SYSTEM, []).slot
+    kv.spoiled(idle)
+    assert kv.peek(SCOPE, [*SYSTEM, 1]).tokens == 0
+    assert kv.take_cleanups() == [idle]
+    request = wanted(SYSTEM)
+    running = placed(kv, request).slot
+    kv.progressed(request.request_id, 800)
+    kv.spoiled(running)
+    assert kv.peek(SCOPE, [*SYSTEM, 1]).tokens == 0
+    kv.progressed(request.request_id, 128)
+    assert kv.peek(SCOPE, [*SYSTEM, 1]).tokens == 128
+
+
 # --- saved copies ---
 
 

@@ -16,15 +16,15 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Sequence
-from typing import NamedTuple
 
 import msgspec
 
 from magnitude.engine.kv import extend_hash
 from magnitude.engine.protocol import SlotContents
-from magnitude.schedule.prefix_tree import EvictedPrefixes, Ids, PrefixTree, as_ids
+from magnitude.schedule.prefix_tree import EvictedPrefixes, Ids, PrefixTree, as_ids, common_tokens
 from magnitude.schedule.saved_copies import SavedCopies, SavedCopy
 from magnitude.schedule.slot_choice import NOTHING, Account, Choice, Chooser, Request, Slot, Source, return_chance
+from magnitude.schedule.slot_misses import Lookup, why_missed
 from magnitude.schedule.slot_terms import (
     Forgotten,
     IdleSlot,
@@ -53,15 +53,6 @@ __all__ = [
 # A shorter beginning is not worth a copy or a cut: a piece of a prompt takes about as long with 16 tokens less, and
 # the opening tokens of a chat template, which all prompts share, are fewer.
 MIN_REUSE_TOKENS = 16
-
-
-class _Task(NamedTuple):
-    """A request that is being placed: its ids as an array, and the scope under which its contents are found."""
-
-    wanted: Wanted
-    tree: Scope
-    ids: Ids
-    reserve_tokens: int
 
 
 class SlotTable:
@@ -118,23 +109,28 @@ class SlotTable:
         if wanted.request_id in self._running:
             raise ValueError(f"request {wanted.request_id} has slot {self._running[wanted.request_id].index} already")
         ids = as_ids(wanted.ids)
-        reserve = min(len(ids) + wanted.max_new_tokens, self._max_len)
-        task = _Task(wanted, self._tree_of(wanted.scope), ids, reserve)
         sources = self._sources(wanted.scope, ids, wanted.conversation) if wanted.reuse else []
         usable = [source for source in sources if min(source.tokens, len(ids) - 1) >= self._min_reuse]
         worth, unique = self._worths(now_s)
         chooser = Chooser(self._slots, self._account, worth=worth, unique=unique, now_s=now_s)
-        choice = chooser.best(Request(len(ids), reserve, wanted.keep), usable)
+        choice = chooser.best(Request(len(ids), self._reserve(wanted), wanted.keep), usable)
         if choice is None:
             return None
         if choice.waits:
             for slot in choice.evict:
                 self._evict(slot)
             return None
-        miss = self._miss(task, sources, choice)
+        lookup = Lookup(wanted, self._tree_of(wanted.scope), ids, sources)
+        miss = why_missed(
+            lookup,
+            choice.source,
+            evicted=self._evicted,
+            trees=(*self._trees.items(), *self._saved.trees.items()),
+            min_reuse_tokens=self._min_reuse,
+        )
         if miss is not None:
             self._misses[miss.reason] += 1
-        return self._take(task, choice, miss, now_s)
+        return self._take(lookup, choice, miss, now_s)
 
     def progressed(self, request_id: int, valid_tokens: int) -> None:
         """The engine has `valid_tokens` of the prompt in the KV now; others may copy as many."""
@@ -148,7 +144,8 @@ class SlotTable:
             self._index(slot)
 
     def finished(self, request_id: int, held_ids: Sequence[int], now_s: float) -> None:
-        """The request is over; its slot verifiably holds the KV of `held_ids` (empty: nothing).
+        """The request is over; its slot verifiably holds the KV of `held_ids` from position 0 on (empty: nothing, as
+        after a window has slid).
 
         The slot stays as it is when that is worth keeping and the request allows it, and is cleaned otherwise. A
         request that is not running is ignored: it was finished before.
@@ -165,11 +162,24 @@ class SlotTable:
         slot.touched_tokens = max(slot.touched_tokens, slot.valid_tokens, len(ids))
         slot.state = "idle"
         slot.prompt_tokens = min(len(slot.ids), len(ids))
+        known = slot.hashed if common_tokens(slot.ids, ids) >= slot.hashed.tokens else NOTHING
         slot.ids, slot.valid_tokens, slot.reserved_tokens = ids, len(ids), 0
         slot.used_s = now_s
-        known = slot.hashed if slot.hashed.tokens <= len(ids) else NOTHING
         slot.hashed = _extended(known, ids)
         self._index(slot)
+
+    def spoiled(self, slot: int) -> None:
+        """What `slot` holds is not what was recorded (the engine found another header, or something else was
+        computed there): it is not used again. A request that runs there goes on, and counts as starting anew."""
+        record = self._slots[slot]
+        if record.state == "running":
+            record.valid_tokens = 0
+            self._index(record)
+        elif record.saving:
+            record.doomed = True
+            self._unindex(record)
+        elif record.state == "idle":
+            self._drop(record)
 
     # --- memory ---
 
@@ -378,54 +388,10 @@ class SlotTable:
                 worth[slot.index] = again * return_chance(slot, now_s)
         return worth, unique
 
-    def _miss(self, task: _Task, sources: list[Source], choice: Choice) -> Miss | None:
-        """Why not more of the ids need not be computed; asked before anything changes."""
-        if not task.wanted.reuse:
-            return Miss("off", 0)
-        ids, tree = task.ids, task.tree
-        used = choice.source.tokens if choice.source is not None else 0
-        in_memory = max((source.tokens for source in sources if source.slot is not None), default=0)
-        reach = max(used, in_memory)
-        known = max((source.tokens for source in sources), default=0)
-        at = min(used, len(ids) - 1)
-        if used >= len(ids) - 1:
-            return None
-        given_up = used < known and min(known, len(ids) - 1) >= self._min_reuse
-        if given_up or self._evicted.longest(tree, ids) > reach:
-            return Miss("evicted", at)
-        elsewhere = self._elsewhere(tree, ids, reach)
-        if elsewhere is not None:
-            return Miss(elsewhere, at)
-        if choice.source is not None and used == self._length_of(choice.source):
-            return None
-        if not task.wanted.keep:
-            return Miss("off", at)
-        computing = [s.slot for s in sources if s.slot is not None and s.slot.state == "running"]
-        if any(slot.valid_tokens == reach < len(slot.ids) for slot in computing):
-            return Miss("cold", at)
-        return Miss("differs", reach) if reach else Miss("cold", 0)
-
-    def _length_of(self, source: Source) -> int:
-        """Tokens that the source has, or will have."""
-        return len(source.slot.ids) if source.slot is not None else source.saved_tokens
-
-    def _elsewhere(self, tree: Scope, ids: Ids, reach: int) -> MissReason | None:
-        """How the scope differs that knows notably more of `ids` than this one."""
-        found: MissReason | None = None
-        longest = reach + self._min_reuse - 1
-        known: list[tuple[Scope, PrefixTree[int] | PrefixTree[str]]] = [
-            *self._trees.items(),
-            *self._saved.trees.items(),
-        ]
-        for other, sequences in known:
-            if other != tree and (tokens := sequences.longest(ids)) > longest:
-                longest, found = tokens, _difference(tree, other)
-        return found
-
     # --- changing ---
 
-    def _take(self, task: _Task, choice: Choice, miss: Miss | None, now_s: float) -> Placement:
-        wanted, ids = task.wanted, task.ids
+    def _take(self, lookup: Lookup, choice: Choice, miss: Miss | None, now_s: float) -> Placement:
+        wanted, ids = lookup.wanted, lookup.ids
         slot, source = choice.target, choice.source
         matched = source.tokens if source is not None else 0
         valid = min(matched, len(ids) - 1)
@@ -454,7 +420,7 @@ class SlotTable:
         slot.state, slot.keep = "running", wanted.keep
         slot.owner, slot.ids, slot.hits = wanted.scope.owner, ids, hits
         slot.conversation, slot.used_s = conversation or self._new_conversation(), now_s
-        slot.reserved_tokens = task.reserve_tokens
+        slot.reserved_tokens = self._reserve(wanted)
         slot.hashed = known if known.tokens <= matched else NOTHING
         # What is in place was reported by `finished`; what is copied or read counts when the engine says so.
         slot.valid_tokens = valid if in_place else 0
@@ -477,6 +443,9 @@ class SlotTable:
             miss=miss,
             conversation=slot.conversation,
         )
+
+    def _reserve(self, wanted: Wanted) -> int:
+        return min(len(wanted.ids) + wanted.max_new_tokens, self._max_len)
 
     def _new_conversation(self) -> str:
         self._conversations += 1
@@ -539,12 +508,3 @@ class SlotTable:
 def _extended(known: SlotContents, ids: Ids) -> SlotContents:
     """The record of all of `ids`, of which `known` is the record of a beginning."""
     return SlotContents(tokens=len(ids), ids_hash=extend_hash(known.ids_hash, ids[known.tokens :].tolist()))
-
-
-def _difference(scope: Scope, other: Scope) -> MissReason:
-    """What keeps contents of `other` from `scope`, the most general reason first."""
-    if (scope.model, scope.model_hash) != (other.model, other.model_hash):
-        return "other_model"
-    if (scope.layout_id, scope.plan) != (other.layout_id, other.plan):
-        return "other_layout"
-    return "other_adapter" if scope.adapter != other.adapter else "other_key"
