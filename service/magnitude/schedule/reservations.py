@@ -10,10 +10,11 @@ from magnitude.schedule.inference import Priority
 
 CLASS: dict[Priority, int] = {"interactive": 0, "normal": 1, "background": 2}
 
-# A held slot may stand idle while others wait, so a client that announces and never comes costs at most this much.
+# A held slot may stand idle while others wait, so a client that announces and does not come holds slots for at most
+# this long, however often it announces, and then for as long not at all.
 LONGEST_HOLD_S = 60.0
 
-# Clients that are known to have let a hold lapse. A client is an API key, of which a board has a handful.
+# Clients with unfulfilled announcements that are remembered. A client is an API key, of which a board has a handful.
 REMEMBERED_CLIENTS = 1024
 
 
@@ -31,9 +32,8 @@ class Reservations:
 
     def __init__(self) -> None:
         self._held: dict[str, Reservation] = {}
-        # Who let a hold lapse without a single request must first come with one: nobody can keep slots idle for ever
-        # by announcing again and again.
-        self._lapsed: dict[str, None] = {}
+        # The first announcement of each client since its last request.
+        self._announced_s: dict[str, float] = {}
 
     def announce(
         self, client: str, requests: int, priority: Priority, *, slots: int, hold_s: float, now_s: float
@@ -41,18 +41,21 @@ class Reservations:
         """Hold slots for `requests` more of the client, in place of what it announced before. What exceeds the
         slots that may be held is not reserved, and no error: those requests queue like any other."""
         self._held.pop(client, None)
-        if client in self._lapsed or not math.isfinite(hold_s) or hold_s <= 0:
-            return
         room = slots - 1 - sum(held.requests for held in self._held.values())
         requests = min(requests, room)
-        if requests > 0:
-            self._held[client] = Reservation(
-                client=client, requests=requests, priority=priority, until_s=now_s + min(hold_s, LONGEST_HOLD_S)
-            )
+        first_s = self._announced_s.get(client, now_s)
+        if now_s >= first_s + 2 * LONGEST_HOLD_S:
+            first_s = now_s
+        # Never true of a hold that is not a number.
+        if requests > 0 and (until_s := min(now_s + hold_s, first_s + LONGEST_HOLD_S)) > now_s:
+            self._held[client] = Reservation(client=client, requests=requests, priority=priority, until_s=until_s)
+            self._announced_s[client] = first_s
+            if len(self._announced_s) > REMEMBERED_CLIENTS:
+                del self._announced_s[next(iter(self._announced_s))]
 
     def started(self, client: str) -> None:
         """A request of the client started: it used one of its slots."""
-        self._lapsed.pop(client, None)
+        self._announced_s.pop(client, None)
         held = self._held.get(client)
         if held is None:
             return
@@ -62,14 +65,7 @@ class Reservations:
             del self._held[client]
 
     def expire(self, now_s: float) -> None:
-        for held in [held for held in self._held.values() if held.until_s <= now_s]:
-            del self._held[held.client]
-            self._lapsed[held.client] = None
-            if len(self._lapsed) > REMEMBERED_CLIENTS:
-                del self._lapsed[next(iter(self._lapsed))]
-
-    def clear(self) -> None:
-        self._held.clear()
+        self._held = {client: held for client, held in self._held.items() if held.until_s > now_s}
 
     def held_against(self, client: str, rank: int, slots: int) -> int:
         """Slots that a request of `client` in class `rank` must leave free: those held for others in its own class
