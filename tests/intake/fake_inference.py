@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import struct
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import msgspec
 from tiny_tokenizers import byte_level, word_piece
@@ -110,6 +110,7 @@ class FakeInference:
         self.answer: str | list[int] = "hi"
         self.eos = True
         self.token_s = 0.0
+        self.stalls: Callable[[GenerationTask], bool] = lambda task: False  # those never get a token
         self.prefill_s = 0.0
         self.fail_at: int | None = None
         self.error: MagnitudeError = EngineNotReady("The engine is starting", hint="Wait a moment.")
@@ -267,6 +268,8 @@ class FakeGeneration:
         return self._inference.waited_s
 
     async def next(self) -> Emission:
+        if self._inference.stalls(self._task):
+            await self._cancelled.wait()
         wait_s = self._inference.prefill_s if self._at == 0 else self._inference.token_s
         if wait_s and not self._cancelled.is_set():
             with contextlib.suppress(TimeoutError):

@@ -27,10 +27,10 @@ EXPECT = "X-Magnitude-Expect"
 TASK = "X-Magnitude-Task"
 KEEP = "X-Magnitude-Keep"
 
-_MAX_DEADLINE_MS = 24 * 3600 * 1000  # a day; longer ones are units mixed up
-_MAX_EXPECTED = 1024  # as many as server.max_queue may ever hold in a sensible configuration
-_CONVERSATION = re.compile(r"[!-~]{1,128}")  # a UUID, a trace id, a path: visible ASCII, kept in memory and logs
-_TASK = re.compile(r"[a-z0-9][a-z0-9_.-]{0,31}")  # becomes a name among the figures
+MAX_DEADLINE_MS = 24 * 3600 * 1000  # a day; longer ones are units mixed up
+MAX_EXPECTED = 1024  # as KV slots can be configured at most (kv.slots)
+CONVERSATION_PATTERN = r"[!-~]{1,128}"  # a UUID, a trace id, a path: visible ASCII
+TASK_PATTERN = r"[a-z0-9][a-z0-9_.-]{0,31}"  # becomes a name among the figures
 _CUTS: tuple[Literal["tokens", "model"], ...] = ("tokens", "model")
 
 Value = TypeVar("Value")
@@ -63,14 +63,14 @@ def read_terms(headers: Headers, *, arrived_s: float, task: str) -> Terms:
         priority=_choice(headers, PRIORITY, ("interactive", "normal", "background"), "normal"),
         deadline=_deadline(headers, arrived_s),
         conversation=_read(headers, CONVERSATION, "", _conversation),
-        expect=_read(headers, EXPECT, 0, lambda text: _whole(EXPECT, text, low=0, high=_MAX_EXPECTED)),
+        expect=_read(headers, EXPECT, 0, lambda text: _whole(EXPECT, text, low=0, high=MAX_EXPECTED)),
         task=_read(headers, TASK, task, _task),
         keep=_choice(headers, KEEP, ("yes", "no"), "yes") == "yes",
     )
 
 
 def _deadline(headers: Headers, arrived_s: float) -> Deadline | None:
-    after_ms = _read(headers, DEADLINE_MS, None, lambda text: _whole(DEADLINE_MS, text, low=1, high=_MAX_DEADLINE_MS))
+    after_ms = _read(headers, DEADLINE_MS, None, lambda text: _whole(DEADLINE_MS, text, low=1, high=MAX_DEADLINE_MS))
     mode = _choice(headers, DEADLINE_MODE, ("hard", "soft"), "hard")
     may_cut = _read(headers, MAY_CUT, None, _cuts)
     if after_ms is None:
@@ -93,13 +93,13 @@ def _cuts(text: str) -> tuple[Literal["tokens", "model"], ...]:
 
 
 def _conversation(text: str) -> str:
-    if not _CONVERSATION.fullmatch(text):
+    if not re.fullmatch(CONVERSATION_PATTERN, text):
         raise _wrong(CONVERSATION, "is no usable name", "Use 1 to 128 visible ASCII characters without spaces.")
     return text
 
 
 def _task(text: str) -> str:
-    if not _TASK.fullmatch(text.lower()):
+    if not re.fullmatch(TASK_PATTERN, text.lower()):
         raise _wrong(TASK, f"is {_shown(text)}", "Use up to 32 letters, digits, points, _ and -.")
     return text.lower()
 
