@@ -54,7 +54,15 @@ from magnitude.schedule.admission import (
     Submit,
     Withdraw,
 )
-from magnitude.schedule.inference import GenerationTask, ServiceHealth, ServiceState, VectorsResult
+from magnitude.schedule.inference import (
+    Deadline,
+    GenerationTask,
+    Priority,
+    Reservation,
+    ServiceHealth,
+    ServiceState,
+    VectorsResult,
+)
 from magnitude.schedule.open_tasks import OpenGeneration, OpenRun, OpenTask, unexpected
 from magnitude.schedule.plan import ModelPlan
 from magnitude.schedule.report import EngineView, health_of, state_of
@@ -183,7 +191,15 @@ class Dispatcher:
         return generation
 
     async def embed(
-        self, model: str, inputs: list[list[int]], token_types: list[list[int]], *, request_key: str
+        self,
+        model: str,
+        inputs: list[list[int]],
+        token_types: list[list[int]],
+        *,
+        request_key: str,
+        priority: Priority = "normal",
+        deadline: Deadline | None = None,
+        client: str = "",
     ) -> VectorsResult:
         plan = self._usable(model, ("embedder", "reranker"), "encode text")
         request_id = self.next_id()
@@ -196,7 +212,17 @@ class Dispatcher:
         rows = [answer.data[start : start + row_bytes] for start in range(0, len(answer.data), row_bytes)]
         return VectorsResult(width=answer.width, rows=rows, queue_s=run.queue_s, run_s=answer.run_s)
 
-    async def infer(self, model: str, inputs: list[Tensor], outputs: list[str], *, request_key: str) -> list[Tensor]:
+    async def infer(
+        self,
+        model: str,
+        inputs: list[Tensor],
+        outputs: list[str],
+        *,
+        request_key: str,
+        priority: Priority = "normal",
+        deadline: Deadline | None = None,
+        client: str = "",
+    ) -> list[Tensor]:
         plan = self._usable(model, ("tensors", "embedder", "reranker"), "take plain tensors")
         request_id = self.next_id()
         message = InferTensors(request_id=request_id, model=plan.description.name, inputs=inputs, outputs=outputs)
@@ -204,6 +230,19 @@ class Dispatcher:
         if not isinstance(answer, TensorsOut):
             raise unexpected(answer)
         return answer.outputs
+
+    def reserve(self, client: str, model: str, requests: int, hold_s: float) -> Reservation:
+        """Nothing is kept: slots are given to whoever comes first, and the answer says so."""
+        return Reservation(
+            client=client,
+            model=self.plan(model).description.name,
+            granted=0,
+            until_s=self._clock(),
+            reason="slots are given to whoever comes first",
+        )
+
+    def release(self, client: str, model: str) -> int:
+        return 0
 
     def health(self) -> ServiceHealth:
         return health_of(
@@ -302,6 +341,7 @@ class Dispatcher:
                 error = Overloaded(
                     f"the queue is full: {effect.waiting} requests are waiting",
                     retry_after_s=self._expected_wait_s(task.model),
+                    position=effect.waiting + 1,
                     hint="Ask again later, or raise server.max_queue",
                 )
                 task.fail(error)

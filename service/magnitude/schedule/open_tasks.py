@@ -24,6 +24,7 @@ class OpenTask:
         self.request_id = request_id
         self.model = model
         self.queue_s = 0.0
+        self.has_started = False
         self.over = False
         self._close = close
         self._withdraw = withdraw
@@ -34,6 +35,7 @@ class OpenTask:
 
     def started(self, waited_s: float) -> None:
         self.queue_s = waited_s
+        self.has_started = True
 
     def receive(self, message: Message) -> bool:
         """Take a message from the engine. True: the engine is done with the task."""
@@ -71,6 +73,10 @@ class OpenGeneration(OpenTask):
         self._complete = False
         self._emissions: asyncio.Queue[Emission | MagnitudeError] = asyncio.Queue()
         self._last: Emission | MagnitudeError | None = None
+
+    @property
+    def waited_s(self) -> float | None:
+        return self.queue_s if self.has_started else None
 
     async def next(self) -> Emission:
         if self._last is None:
