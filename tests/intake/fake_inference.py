@@ -12,7 +12,14 @@ from tiny_tokenizers import byte_level, word_piece
 from magnitude.engine.protocol import Tensor, TensorInfo, TokenLogprob
 from magnitude.errors import EngineNotReady, MagnitudeError, ModelNotFound
 from magnitude.models.description import DecoderShape, EncoderShape, ModelDescription, SpecialTokens
-from magnitude.schedule.inference import Emission, GenerationTask, ServiceHealth, ServiceState, VectorsResult
+from magnitude.schedule.inference import (
+    Emission,
+    GenerationTask,
+    KeptConversation,
+    ServiceHealth,
+    ServiceState,
+    VectorsResult,
+)
 from magnitude.text.catalogue import ModelText, TextCatalogue
 from magnitude.text.template import ChatTemplate, TemplateSet
 from magnitude.text.tokenizer import TextTokenizer
@@ -115,6 +122,7 @@ class FakeInference:
         self.tasks: list[GenerationTask] = []
         self.embedded: list[list[list[int]]] = []
         self.inferred: list[list[Tensor]] = []
+        self.conversations: list[KeptConversation] = []
 
     @property
     def open(self) -> int:
@@ -188,6 +196,14 @@ class FakeInference:
             models=[],
             figures={},
         )
+
+    def kept(self, client: str | None) -> list[KeptConversation]:
+        return [one for one in self.conversations if client in (None, one.owner)]
+
+    async def forget(self, client: str | None, model: str | None = None) -> int:
+        gone = [one for one in self.kept(client) if model in (None, one.model)]
+        self.conversations = [one for one in self.conversations if one not in gone]
+        return len(gone)
 
     def _ids(self, text: str) -> list[int]:
         ids: list[int] = self.texts.chat._tokenizer.encode(text, add_special_tokens=False).ids

@@ -158,7 +158,7 @@ def saved(name: str, ids: list[int], owner: str = "me") -> SavedSlot:
 
 
 def scope(owner: str) -> Scope:
-    return Scope(model="m", model_hash="h", layout_id="l", owner=owner)
+    return Scope(model="m", model_hash="h", layout_id="l", plan="", adapter="", owner=owner)
 
 
 def test_the_copy_with_most_of_a_conversation_is_named_and_others_conversations_never() -> None:

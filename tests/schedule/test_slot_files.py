@@ -188,10 +188,10 @@ def test_a_slot_that_holds_something_else_is_not_saved(files: SlotFiles, memory:
         files.save(memory.kv, 0, scope, [*IDS[:-1], 7], "")
     with pytest.raises(SlotNotSaved):  # holds more than is on record
         files.save(memory.kv, 0, scope, IDS[:-1], "")
-    other_model = Scope(model="tiny", model_hash="cd" * 32, layout_id=memory.layout.layout_id)
+    other_model = msgspec.structs.replace(scope, model_hash="cd" * 32)
     with pytest.raises(SlotNotSaved):
         files.save(memory.kv, 0, other_model, IDS, "")
-    other_layout = Scope(model="tiny", model_hash="ab" * 32, layout_id="v1-int8-l2-h2-d8-m64")
+    other_layout = msgspec.structs.replace(scope, layout_id="v1-int8-l2-h2-d8-m64")
     with pytest.raises(SlotNotSaved):
         files.save(memory.kv, 0, other_layout, IDS, "")
     assert list(files.folder.iterdir()) == []

@@ -54,7 +54,7 @@ from magnitude.schedule.admission import (
     Submit,
     Withdraw,
 )
-from magnitude.schedule.inference import GenerationTask, ServiceHealth, ServiceState, VectorsResult
+from magnitude.schedule.inference import GenerationTask, KeptConversation, ServiceHealth, ServiceState, VectorsResult
 from magnitude.schedule.open_tasks import OpenGeneration, OpenRun, OpenTask, unexpected
 from magnitude.schedule.plan import ModelPlan
 from magnitude.schedule.report import EngineView, health_of, state_of
@@ -216,6 +216,12 @@ class Dispatcher:
 
     def state(self) -> ServiceState:
         return state_of(self.plans(), self._engine, self.health(), self._feedback)
+
+    def kept(self, client: str | None) -> list[KeptConversation]:
+        return []  # a slot is given back when its request ends
+
+    async def forget(self, client: str | None, model: str | None = None) -> int:
+        return 0
 
     # --- figures for metrics ---
 
