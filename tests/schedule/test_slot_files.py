@@ -19,7 +19,7 @@ from hypothesis import strategies as st
 from magnitude.board.roots import HostRoots
 from magnitude.engine.kv import HEADER_BYTES, SlotHeader, SlotState, trusted_length, unpack_header
 from magnitude.engine.kv_layout import KvLayout
-from magnitude.models.description import KvType
+from magnitude.models.description import KV_ITEM_BYTES, KvType
 from magnitude.schedule.kv_memory import KvMemory
 from magnitude.schedule.saved_slot import PRELUDE, SavedSlot, SavedSlotRefused
 from magnitude.schedule.scope import Scope
@@ -47,10 +47,11 @@ class Memory:
         self._map = mmap.mmap(self.kv.fd, layout.total_bytes)
 
     def tensor(self, layer: int, value: bool, slot: int) -> np.ndarray:
-        """`[kv_heads, max_len, bytes of a row]` of a slot."""
+        """`[kv_heads, positions, bytes of a row]` of a slot."""
         layout, at = self.layout, self.layout.tensor_offset(layer, value, slot)
         data = np.frombuffer(self._map, np.uint8, layout.slot_bytes, at)
-        return data.reshape(layout.kv_heads, layout.max_len, -1)
+        row_bytes = layout.head_dim * KV_ITEM_BYTES[layout.kv_type]
+        return data.reshape(layout.kv_heads, -1, row_bytes)
 
     def tensors(self, slot: int) -> Iterator[np.ndarray]:
         for layer in range(self.layout.layers):
@@ -144,13 +145,13 @@ def test_a_file_holds_the_conversations_positions_and_no_more(files: SlotFiles, 
 
 
 def test_restoring_leaves_other_slots_alone_and_holds_no_page_behind_the_conversation(files: SlotFiles) -> None:
-    memory = Memory(layout_of(max_len=4096))
+    memory = Memory(layout_of(max_len=4000))
     saved = saved_one(files, memory)
     memory.fill(1, [1, 2], seed=3)
     memory.fill(2, [3, 4], seed=4)
-    neighbour, full = memory.positions(1, 4096), memory.kv.resident_bytes()
+    neighbour, full = memory.positions(1, 4000), memory.kv.resident_bytes()
     files.restore(memory.kv, 2, saved)
-    assert memory.positions(1, 4096) == neighbour
+    assert memory.positions(1, 4000) == neighbour
     assert memory.trusted(1, [1, 2]) == 2
     assert memory.kv.resident_bytes() < full - memory.layout.slot_bytes
     memory.kv.close()
@@ -200,6 +201,11 @@ def test_a_slot_that_holds_something_else_is_not_saved(files: SlotFiles, memory:
 def test_the_last_token_that_is_not_computed_yet_is_left_out(files: SlotFiles, memory: Memory) -> None:
     memory.fill(0, IDS)
     assert files.save(memory.kv, 0, scope_of(memory.layout), [*IDS, 9], "").ids == tuple(IDS)
+
+
+def test_ids_may_come_as_an_array(files: SlotFiles, memory: Memory) -> None:
+    memory.fill(0, IDS)
+    assert files.save(memory.kv, 0, scope_of(memory.layout), np.array(IDS, np.int32), "").ids == tuple(IDS)
 
 
 def test_a_slot_that_is_used_again_while_it_is_written_leaves_no_file(tmp_path: Path, memory: Memory) -> None:

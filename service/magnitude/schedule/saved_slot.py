@@ -175,9 +175,10 @@ def read_head(file: Any, name: str, size_bytes: int) -> Head:
 def slot_pieces(memory: memoryview, layout: KvLayout, slot: int, tokens: int) -> Iterator[memoryview]:
     """The positions `[0, tokens)` of a slot, head by head, in the order of the file. Views of `memory`, no copies."""
     row_bytes = layout.head_dim * KV_ITEM_BYTES[layout.kv_type]
+    stride_bytes = layout.slot_bytes // layout.kv_heads  # with the positions that a slot has beyond `max_len`
     for layer in range(layout.layers):
         for value in (False, True):
             start = layout.tensor_offset(layer, value, slot)
             for head in range(layout.kv_heads):
-                at = start + head * layout.max_len * row_bytes
+                at = start + head * stride_bytes
                 yield memory[at : at + tokens * row_bytes]

@@ -141,14 +141,15 @@ class SlotFiles:
         Raises `SlotNotSaved` when the slot's header does not say that it holds the beginning of `ids` for `scope`,
         when the slot changed meanwhile or the conversation was deleted, and when the storage refuses.
         """
-        tokens = _held(kv, slot, scope, ids)
+        known = [int(token) for token in ids]  # an array's own numbers would overflow in the hash
+        tokens = _held(kv, slot, scope, known)
         with self._lock:
             self._serial += 1
             serial = self._serial
         saved = SavedSlot(
             saved_id=secrets.token_hex(8),
             scope=scope,
-            ids=tuple(ids[:tokens]),
+            ids=tuple(known[:tokens]),
             conversation=conversation,
             size_bytes=0,
             saved_wall_s=self._wall_clock(),
