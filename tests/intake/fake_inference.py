@@ -17,6 +17,7 @@ from magnitude.schedule.inference import (
     Deadline,
     Emission,
     GenerationTask,
+    KeptConversation,
     Priority,
     Reservation,
     ServiceHealth,
@@ -140,6 +141,7 @@ class FakeInference:
             drafted_tokens=4,
             accepted_tokens=3,
         )
+        self.conversations: list[KeptConversation] = []
 
     @property
     def open(self) -> int:
@@ -248,6 +250,14 @@ class FakeInference:
             models=[],
             figures={},
         )
+
+    def kept(self, client: str | None) -> list[KeptConversation]:
+        return [one for one in self.conversations if client in (None, one.owner)]
+
+    async def forget(self, client: str | None, model: str | None = None) -> int:
+        gone = [one for one in self.kept(client) if model in (None, one.model)]
+        self.conversations = [one for one in self.conversations if one not in gone]
+        return len(gone)
 
     def _ids(self, text: str) -> list[int]:
         ids: list[int] = self.texts.chat._tokenizer.encode(text, add_special_tokens=False).ids
