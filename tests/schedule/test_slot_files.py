@@ -17,8 +17,8 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from magnitude.board.roots import HostRoots
-from magnitude.engine.kv import HEADER_BYTES, SlotHeader, SlotState, trusted_length, unpack_header
 from magnitude.engine.kv_layout import KvLayout
+from magnitude.engine.slot_header import HEADER_BYTES, SlotHeader, SlotState, trusted_length, unpack_header
 from magnitude.models.description import KV_ITEM_BYTES, KvType
 from magnitude.schedule.kv_memory import KvMemory
 from magnitude.schedule.saved_slot import PRELUDE, SavedSlot, SavedSlotRefused

@@ -11,9 +11,10 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Callable, Sequence
+from itertools import takewhile
 from typing import TYPE_CHECKING
 
-from magnitude.engine.kv import KvMemory, SlotState, holds, trusted_length
+from magnitude.engine.kv import KvMemory
 from magnitude.engine.protocol import (
     Finished,
     FinishReason,
@@ -23,6 +24,7 @@ from magnitude.engine.protocol import (
     Tokens,
 )
 from magnitude.engine.sampling import F32, Sampler
+from magnitude.engine.slot_header import SlotState, holds, trusted_length
 from magnitude.errors import ContextLengthExceeded, RequestError
 
 if TYPE_CHECKING:
@@ -63,33 +65,36 @@ def first_position(prompt: int, emitted: int, chunk: int, valid: int) -> int:
     return start if start >= prompt else start // chunk * chunk
 
 
-def _reusable(request: Generate, kv: KvMemory, model_hash: str, ids: list[int]) -> int:
+def _reusable(request: Generate, kv: KvMemory, model_hash: str, ids: list[int], running: Generation | None) -> int:
     """Positions of `ids` that need not be computed: what the service says, if the slot's header bears it out."""
     wanted = request.kv_valid_tokens
     if not wanted:
         return 0
     source = request.slot if request.kv_copy_from is None else request.kv_copy_from
     header, layout_id = kv.read_header(source), kv.layout.layout_id
-    if request.kv_holds is None:
+    if running is not None:
+        valid = min(wanted, running.common_with(ids))
+    elif request.kv_holds is None:
         valid = min(wanted, trusted_length(header, model_hash, layout_id, ids))
     else:
         record = request.kv_holds
         valid = wanted if holds(header, model_hash, layout_id, record.tokens, record.ids_hash) else 0
     if valid < wanted:
         log.warning("slot %d: %d of %d positions are trusted, the rest is computed again", source, valid, wanted)
-    if request.kv_holds is None:
+    if request.kv_holds is None and running is None:
         return first_position(len(request.prompt), len(request.emitted), request.prefill_chunk, valid)
     return min(valid, len(ids) - 1)
 
 
-def take_slot(request: Generate, kv: KvMemory, model_hash: str) -> SlotState:
-    """Make the request's slot its own, with what can be reused in it.
+def take_slot(request: Generate, kv: KvMemory, model_hash: str, running: Generation | None = None) -> SlotState:
+    """Make the request's slot its own, with what can be reused in it. `running` is the generation that computes in
+    the slot it is to be copied from, if one does.
 
     A prefix in another slot is copied here and now: when the next message is handled, that slot may belong to
     somebody else.
     """
     ids = [*request.prompt, *request.emitted]
-    start = _reusable(request, kv, model_hash, ids)
+    start = _reusable(request, kv, model_hash, ids, running)
     state = kv.open_slot(request.slot, model_hash)
     if start and request.kv_copy_from is not None:
         state.begin([])  # a copy that is interrupted must not look like what was here before
@@ -153,6 +158,11 @@ class Generation:
     @property
     def largest_piece(self) -> int:
         return self._request.prefill_chunk
+
+    def common_with(self, ids: list[int]) -> int:
+        """How many computed positions of its slot hold the beginning of `ids`."""
+        pairs = zip(self._ids[: self._state.length], ids, strict=False)
+        return sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], pairs))
 
     def begin(self) -> list[Message]:
         """To be called once, before the first run: what an earlier engine emitted may have been all."""

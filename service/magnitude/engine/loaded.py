@@ -11,11 +11,12 @@ from magnitude.engine.batch import RunningBatch
 from magnitude.engine.decoder import Decoder
 from magnitude.engine.encoder import EncodeJob, Encoder
 from magnitude.engine.generation import Generation, check_generate, take_slot
-from magnitude.engine.kv import KvMemory, SlotState
+from magnitude.engine.kv import KvMemory
 from magnitude.engine.process import forget_mapped_pages, trim_heap
 from magnitude.engine.protocol import Embed, Generate, InferTensors, LoadModel, Measure, TensorInfo
 from magnitude.engine.sampling import Sampler, check_settings
 from magnitude.engine.sessions import describe, open_session
+from magnitude.engine.slot_header import SlotState
 from magnitude.engine.tensors import TensorJob
 from magnitude.errors import MagnitudeError, ModelError, RequestError
 from magnitude.models.description import ModelDescription
@@ -98,7 +99,10 @@ class LoadedModel:
     def take_slot(self, request: Generate) -> SlotState:
         """Make the slot of a request that passed `check` its own, with what can be reused."""
         _, kv = self._decoder_parts()
-        return take_slot(request, kv, self.description.model_hash)
+        assert self.batch is not None
+        source = request.kv_copy_from
+        running = next((member for member in self.batch.members if member.slot == source), None)
+        return take_slot(request, kv, self.description.model_hash, running)
 
     def open_generation(
         self,
@@ -127,24 +131,24 @@ class LoadedModel:
         )
 
     def measure(self, request: Measure, clock: Callable[[], float]) -> tuple[float, ...]:
-        """Median time of a decode step for each number of rows. What the slots held is lost."""
+        """Median time of a decode step for each number of rows. What the slot held is lost."""
         decoder, kv = self._decoder_parts()
-        if max(request.rows, default=0) > min(decoder.prefill_row, kv.layout.slots):
-            raise RequestError("there are fewer rows or slots than are to be measured", param="rows")
+        if not 0 <= request.slot < kv.layout.slots or max(request.rows, default=0) > decoder.prefill_row:
+            raise RequestError("there is no such slot, or there are fewer rows than are to be measured", param="rows")
         if request.past_tokens + 1 > kv.layout.max_len:
             raise RequestError("past_tokens do not fit a slot", param="past_tokens")
-        return tuple(self._median_step_s(decoder, kv, request, rows, clock) for rows in request.rows)
+        kv.open_slot(request.slot, self.description.model_hash).begin([])
+        for row in range(max(request.rows, default=0)):
+            decoder.show(row, request.slot)
+        return tuple(self._median_step_s(decoder, request, rows, clock) for rows in request.rows)
 
-    def _median_step_s(
-        self, decoder: Decoder, kv: KvMemory, request: Measure, rows: int, clock: Callable[[], float]
-    ) -> float:
-        for row in range(rows):
-            kv.open_slot(row, self.description.model_hash).begin([])
-            decoder.show(row, row)
+    @staticmethod
+    def _median_step_s(decoder: Decoder, request: Measure, rows: int, clock: Callable[[], float]) -> float:
         times = []
         for _ in range(request.steps):
             started_s = clock()
-            # The KV of unused positions is zero, which takes as long as any other.
+            # All rows write the same numbers to the same place, and unused positions are zero: neither changes how
+            # long a step takes.
             decoder.step([0] * rows, [request.past_tokens] * rows)
             times.append(clock() - started_s)
         return statistics.median(times)

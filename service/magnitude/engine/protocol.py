@@ -163,11 +163,12 @@ class CancelRequest(Message, frozen=True, kw_only=True, tag="cancel"):
 
 
 class Measure(Message, frozen=True, kw_only=True, tag="measure"):
-    """Time decode steps of each batch size in `rows`, in slots from 0 on; nothing else may be open. Answered by
-    `Measured`. What the slots held is lost."""
+    """Time decode steps of each batch size in `rows`, all rows in `slot`; nothing else may be open. Answered by
+    `Measured`. What the slot held is lost."""
 
     request_id: int
     model: str
+    slot: int
     rows: tuple[int, ...]
     past_tokens: int = 128
     steps: int = 8

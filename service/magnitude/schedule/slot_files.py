@@ -27,7 +27,7 @@ from typing import BinaryIO
 import msgspec
 
 from magnitude.board.roots import HostRoots, read_text
-from magnitude.engine.kv import HEADER_BYTES, SlotState, trusted_length, unpack_header
+from magnitude.engine.slot_header import SlotState
 from magnitude.errors import MagnitudeError
 from magnitude.schedule.kv_memory import KvMemory
 from magnitude.schedule.saved_slot import (
@@ -314,10 +314,7 @@ def _concerns(scope: Scope, owner: str | None, model: str | None) -> bool:
 
 def _held(kv: KvMemory, slot: int, scope: Scope, ids: Sequence[int]) -> int:
     """How many positions `slot` holds of `ids`, by its header. Raises `SlotNotSaved` for none."""
-    header = unpack_header(os.pread(kv.fd, HEADER_BYTES, kv.layout.header_offset(slot)))
-    tokens = 0
-    if scope.layout_id == kv.layout.layout_id:
-        tokens = trusted_length(header, scope.model_hash, scope.layout_id, list(ids))
+    tokens = kv.held_tokens(slot, scope.model_hash, list(ids)) if scope.layout_id == kv.layout.layout_id else 0
     if not tokens:
         raise SlotNotSaved(f"slot {slot} does not hold the conversation that should be saved")
     return tokens
