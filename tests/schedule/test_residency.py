@@ -95,6 +95,25 @@ def test_a_model_with_open_requests_starts_no_more_and_leaves_when_they_are_done
     assert residency.apply(Unloaded("a"), 103.0) == [Load("b")]
 
 
+def test_of_two_busy_models_the_one_that_was_asked_to_leave_does() -> None:
+    residency = up(CHAT, need("a", 30), need("b", 30), need("c", 30))
+    loaded(residency, "a", 10.0)
+    loaded(residency, "b", 20.0)
+    residency.apply(InUse("a", 2), 30.0)
+    residency.apply(InUse("b", 2), 31.0)
+    residency.apply(Wanted("c"), 100.0)
+    residency.apply(InUse("a", 1), 101.0)  # which makes "b" the one that was used least recently
+    assert (residency.may_start("a"), residency.may_start("b")) == (False, True)
+
+
+def test_nothing_more_is_unloaded_than_the_room_that_is_wanted() -> None:
+    residency = up(CHAT, need("a", 30), need("b", 30), need("c", 30))
+    loaded(residency, "a", 10.0)
+    loaded(residency, "b", 20.0)
+    assert residency.apply(Wanted("c"), 100.0) == [Unload("a")]
+    assert residency.apply(Tick(), 100.5) == []
+
+
 def test_a_model_goes_on_when_nobody_wants_its_room_any_more() -> None:
     residency = up(CHAT, need("a", 50), need("b", 50))
     loaded(residency, "a", 10.0)
