@@ -448,6 +448,15 @@ def test_a_saved_copy_is_read_only_for_what_memory_does_not_have() -> None:
     assert served(kv, SYSTEM + text(0, 50) + [1], [], conversation="y").saved is None
 
 
+def test_no_file_is_read_into_a_slot_that_the_engine_may_still_copy_from() -> None:
+    kv = table(slots=2)
+    served(kv, SYSTEM + text(0, 300), [])
+    copying = wanted(SYSTEM + text(3000, 10))
+    assert placed(kv, copying).copy_from == 0
+    kv.add_saved("s1", SCOPE, text(5000, 3000), 100)
+    assert placed(kv, wanted(text(5000, 3010))).saved is None
+
+
 def test_a_saved_copy_that_holds_an_older_one_whole_supersedes_it() -> None:
     kv = table()
     kv.add_saved("old", SCOPE, SYSTEM, 100)
@@ -583,6 +592,7 @@ class AnySequence(RuleBasedStateMachine):
     def check_source(self, placement: Placement, owner: str, ids: list[int]) -> None:
         valid = placement.valid_tokens
         if placement.saved is not None:
+            assert placement.slot not in {run.copies_from for run in self.running.values()}
             whose, held = self.saved[placement.saved]
         elif valid == 0:
             assert placement.copy_from is None
