@@ -11,8 +11,8 @@ from magnitude.engine.kv import HASH_OF_NOTHING, extend_hash
 from magnitude.engine.kv_layout import KvLayout
 from magnitude.engine.slide import (
     SINKS,
-    Slide,
     KeyTurn,
+    Slide,
     can_slide,
     dropped_before,
     header_ids,
@@ -40,7 +40,7 @@ def frequencies_of(head_dim: int, theta: float) -> F64:
 
 
 def rotated(vectors: F64, positions: F64, frequencies: F64) -> F64:
-    """Rotary position embedding as Su et al. define it, channel i paired with i + head_dim / 2, in double precision."""
+    """Rotary position embedding (Su et al.), channel i paired with i + head_dim / 2, in double precision."""
     angles = positions[:, None] * frequencies[None]
     half = vectors.shape[1] // 2
     pairs = (vectors[:, :half] + 1j * vectors[:, half:]) * np.exp(1j * angles)
