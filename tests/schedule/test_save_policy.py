@@ -8,7 +8,7 @@ from magnitude.schedule.save_policy import (
     HOUR_S,
     Candidate,
     Coverage,
-    SavedCopy,
+    SavedFile,
     SavePolicy,
     common_prefix,
     covering,
@@ -25,8 +25,8 @@ def candidate(slot: int = 0, **fields: object) -> Candidate:
     return Candidate(slot=slot, **values)  # type: ignore[arg-type]
 
 
-def copy(name: str, size_bytes: int = 20 * MB, idle_s: float = 1000.0, *, usable: bool = True) -> SavedCopy:
-    return SavedCopy(saved_id=name, size_bytes=size_bytes, idle_s=idle_s, usable=usable)
+def copy(name: str, size_bytes: int = 20 * MB, idle_s: float = 1000.0, *, usable: bool = True) -> SavedFile:
+    return SavedFile(saved_id=name, size_bytes=size_bytes, idle_s=idle_s, usable=usable)
 
 
 def slots(plan: object) -> list[int]:
@@ -47,6 +47,19 @@ def test_short_busy_and_known_conversations_are_not_written() -> None:
         candidate(3, covered_tokens=749, covered_by="a"),
     ]
     assert slots(policy.decide(some, [copy("a")], 0.0)) == [3]
+
+
+def test_what_is_on_the_disk_already_only_leaves_memory() -> None:
+    some = [
+        candidate(0, covered_tokens=1000, covered_by="a"),
+        candidate(1, covered_tokens=800, covered_by="b"),
+        candidate(2, covered_tokens=1000, covered_by="a", idle_s=10.0),
+        candidate(3, covered_tokens=900, covered_by="too old"),
+    ]
+    saved = [copy("a"), copy("b"), copy("too old", 90 * MB, 9000.0)]
+    plan = SavePolicy(SETTINGS, 0.0).decide(some, saved, 0.0)
+    assert (slots(plan), plan.delete) == ([], ("too old",))
+    assert [one.slot for one in plan.free] == [0, 1]
 
 
 def test_at_a_stop_nothing_needs_to_have_been_idle_but_all_bounds_hold() -> None:

@@ -24,6 +24,7 @@ from magnitude.engine.protocol import (
     Tokens,
 )
 from magnitude.engine.sampling import F32, Sampler
+from magnitude.engine.slide import SlidingWindow, find_slid, header_ids
 from magnitude.engine.slot_header import SlotState, holds, trusted_length
 from magnitude.errors import ContextLengthExceeded, RequestError
 
@@ -50,7 +51,7 @@ def check_generate(request: Generate, *, slots: int, max_len: int, vocab_size: i
             param="messages",
             hint="Shorten the prompt, or raise engine.context_length",
         )
-    if len(request.prompt) + len(request.emitted) > max_len:
+    if len(request.prompt) + len(request.emitted) > max_len and request.overflow == "stop":
         raise ContextLengthExceeded("the prompt and what was emitted do not fit the slot", param="messages")
 
 
@@ -94,8 +95,13 @@ def take_slot(request: Generate, kv: KvMemory, model_hash: str, running: Generat
     somebody else.
     """
     ids = [*request.prompt, *request.emitted]
-    start = _reusable(request, kv, model_hash, ids, running)
     state = kv.open_slot(request.slot, model_hash)
+    if request.overflow == "slide" and request.kv_valid_tokens and request.kv_holds is None:
+        found = find_slid(kv.read_header(request.slot), model_hash, kv.layout, ids)
+        if found is not None:
+            state.begin(header_ids(ids[: found.index], found.dropped), found.dropped)
+            return state
+    start = _reusable(request, kv, model_hash, ids, running)
     if start and request.kv_copy_from is not None:
         state.begin([])  # a copy that is interrupted must not look like what was here before
         kv.copy_prefix(request.kv_copy_from, request.slot, start)
@@ -107,7 +113,8 @@ class Generation:
     """A generation under way in its KV slot.
 
     While `prefilling`, the batch runs `next_ids(n)` as one piece and calls `computed`; after that each step takes one
-    id in and `computed` hands it the logits. `finished` once it is over.
+    id in and `computed` hands it the logits. While `sliding`, the batch calls `slide` first. `finished` once it is
+    over.
     """
 
     def __init__(
@@ -116,6 +123,7 @@ class Generation:
         *,
         state: SlotState,
         max_len: int,
+        window: SlidingWindow | None = None,
         sampler: Sampler,
         grammar: Grammar | None,
         received_s: float,
@@ -133,17 +141,33 @@ class Generation:
         self._clock = clock
         self._ids = [*request.prompt, *request.emitted]
         self._max_len = max_len
+        self._window = window
         self._new = 0
         self._received_s = received_s
         self._first_step_s: float | None = None
         self._prefilled_s: float | None = None
         self._steps = self._batched = 0
         self._state = state
-        self._cached = min(state.length, len(request.prompt))
+        self._cached = min(self._index, len(request.prompt))
+
+    @property
+    def _index(self) -> int:
+        """Of the next id that is to be computed."""
+        return self._state.length + self._state.dropped
 
     @property
     def prefilling(self) -> bool:
-        return self._state.length < len(self._request.prompt)
+        return self._index < len(self._request.prompt)
+
+    @property
+    def sliding(self) -> bool:
+        """Whether the slot is full and room must be made before the next step."""
+        return self._window is not None and self._window.full
+
+    def slide(self, limit_s: float | None) -> int:
+        """Make room, or a part of it that takes about `limit_s`. Returns how many positions were moved in layers."""
+        assert self._window is not None
+        return self._window.make_room(self._ids[: self._index], limit_s)
 
     @property
     def past(self) -> int:
@@ -153,7 +177,7 @@ class Generation:
     @property
     def prompt_left(self) -> int:
         """Positions of the prompt that are not."""
-        return max(0, len(self._request.prompt) - self._state.length)
+        return max(0, len(self._request.prompt) - self._index)
 
     @property
     def largest_piece(self) -> int:
@@ -174,8 +198,8 @@ class Generation:
         """The ids of the next positions: up to `count` of the prompt, or one."""
         if self._first_step_s is None:
             self._first_step_s = self._clock()
-        past = self._state.length
-        return self._ids[past : past + (min(count, self.prompt_left) or 1)]
+        index = self._index
+        return self._ids[index : index + (min(count, self.prompt_left) or 1)]
 
     def computed(self, ids: Sequence[int], logits: F32, batch: int = 1) -> list[Message]:
         """`ids` are in the slot; `logits` `[vocab_size]` are those after the last one. Returns what came of it.
@@ -185,14 +209,14 @@ class Generation:
         """
         prompt = len(self._request.prompt)
         self._state.extend(ids, len(ids))
-        past = self._state.length
+        done = self._index
         messages: list[Message] = []
-        if past <= prompt:
-            messages.append(PrefillProgress(request_id=self.request_id, done_tokens=past, total_tokens=prompt))
+        if done <= prompt:
+            messages.append(PrefillProgress(request_id=self.request_id, done_tokens=done, total_tokens=prompt))
         else:
             self._steps += 1
             self._batched += batch
-        if past == len(self._ids):
+        if done == len(self._ids):
             if self._prefilled_s is None:
                 self._prefilled_s = self._clock()
             messages += self._next_token(logits)
@@ -212,9 +236,8 @@ class Generation:
     def _limit_reached(self, emitted: int) -> FinishReason | None:
         if self._grammar is not None and self._grammar.complete:
             return "stop"
-        if emitted >= self._request.max_new_tokens or len(self._ids) >= self._max_len:
-            return "length"
-        return None
+        full = self._window is None and len(self._ids) >= self._max_len
+        return "length" if full or emitted >= self._request.max_new_tokens else None
 
     def _next_token(self, logits: F32) -> list[Message]:
         allowed = self._grammar.allowed() if self._grammar is not None else None
@@ -249,6 +272,7 @@ class Generation:
             reason=reason,
             prompt_tokens=len(self._request.prompt),
             new_tokens=self._new,
+            slid_tokens=self._state.dropped,
             wait_s=first_s - self._received_s,
             prefill_s=prefilled_s - first_s,
             decode_s=now_s - prefilled_s,

@@ -16,6 +16,7 @@ from magnitude.engine.process import forget_mapped_pages, trim_heap
 from magnitude.engine.protocol import Embed, Generate, InferTensors, LoadModel, Measure, TensorInfo
 from magnitude.engine.sampling import Sampler, check_settings
 from magnitude.engine.sessions import describe, open_session
+from magnitude.engine.slide import SlidingWindow, can_slide
 from magnitude.engine.slot_header import SlotState
 from magnitude.engine.tensors import TensorJob
 from magnitude.errors import MagnitudeError, ModelError, RequestError
@@ -76,6 +77,14 @@ class LoadedModel:
             raise RequestError(f"adapter {request.adapter} is not loaded", param="model", code="adapter_not_loaded")
         check_generate(request, slots=kv.layout.slots, max_len=kv.layout.max_len, vocab_size=vocab_size)
         check_settings(request.sampler, vocab_size)
+        overflows = len(request.prompt) + request.max_new_tokens > kv.layout.max_len
+        if request.overflow == "slide" and overflows and (reason := can_slide(decoder.shape, kv.layout)):
+            raise RequestError(
+                f"model {self.name} cannot go on beyond its {kv.layout.max_len} positions: {reason}",
+                code="sliding_unsupported",
+                param="truncation",
+                hint="Send `truncation: disabled` or fewer new tokens, or raise engine.context_length",
+            )
 
     def build_grammar(self, request: Generate) -> Grammar:
         """The state of the request's grammar after what was emitted; may be called from another thread.
@@ -118,6 +127,7 @@ class LoadedModel:
             request,
             state=state,
             max_len=kv.layout.max_len,
+            window=self._window(request, state, clock),
             sampler=Sampler(
                 request.sampler,
                 vocab_size=decoder.shape.vocab_size,
@@ -129,6 +139,12 @@ class LoadedModel:
             received_s=received_s,
             clock=clock,
         )
+
+    def _window(self, request: Generate, state: SlotState, clock: Callable[[], float]) -> SlidingWindow | None:
+        decoder, kv = self._decoder_parts()
+        if request.overflow == "stop" or can_slide(decoder.shape, kv.layout):
+            return None
+        return SlidingWindow(kv, request.slot, state, decoder.shape.rope_frequencies, clock)
 
     def measure(self, request: Measure, clock: Callable[[], float]) -> tuple[float, ...]:
         """Median time of a decode step for each number of rows. What the slot held is lost."""

@@ -135,6 +135,8 @@ class EngineLoop:
         for run in self._work.turn():
             self._do(run)
             self._open_changed()
+            if not len(self._work):
+                break  # waiting for events comes after the report
             self._take_events()
             if self._leave:
                 return

@@ -12,7 +12,8 @@ Which tokens are dropped follows from their number alone, so that a generation t
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import time
+from collections.abc import Callable, Sequence
 
 import msgspec
 import numpy as np
@@ -20,6 +21,7 @@ from numpy.typing import NDArray
 
 from magnitude.engine.kv import KvMemory
 from magnitude.engine.kv_layout import KvLayout
+from magnitude.engine.slot_header import SlotHeader, SlotState, trusted_length
 from magnitude.models.description import DecoderShape
 
 SINKS = (
@@ -89,6 +91,28 @@ def header_ids(ids: Sequence[int], dropped: int, sinks: int = SINKS) -> list[int
     return [_SLID * (dropped + 1) + kept[0], *kept[1:]]
 
 
+class Slid(msgspec.Struct, frozen=True):
+    """A slot that was slid before: `dropped` ids are gone, and the id at `index` is the next to be computed."""
+
+    dropped: int
+    index: int
+
+
+def find_slid(header: SlotHeader | None, model_hash: str, layout: KvLayout, ids: Sequence[int]) -> Slid | None:
+    """Where a generation with these `ids` (prompt and emitted) can go on in a slot that it slid in an earlier engine.
+
+    None when it has not slid yet, or when the header does not vouch for the slot. The last step is always done again.
+    """
+    last = len(ids) - 1
+    now = dropped_before(last, layout.max_len)
+    # The slide that the last step needs may not have been done yet.
+    for dropped in sorted({now, dropped_before(max(0, last - 1), layout.max_len)} - {0}):
+        length = trusted_length(header, model_hash, layout.layout_id, header_ids(ids, dropped))
+        if length:
+            return Slid(dropped, min(length + dropped, last))
+    return None
+
+
 class KeyTurn:
     """Turns keys back by a distance: cosines and sines of `distance * frequencies`, and scratch memory."""
 
@@ -115,6 +139,54 @@ class KeyTurn:
         np.multiply(first, self._sin, out=product)
         turned[:, half:] -= product
         return turned
+
+
+class SlidingWindow:
+    """The slot of a generation that goes on when it is full."""
+
+    def __init__(
+        self,
+        kv: KvMemory,
+        slot: int,
+        state: SlotState,
+        frequencies: Sequence[float],
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._kv = kv
+        self._slot = slot
+        self._state = state
+        self._frequencies = frequencies
+        self._clock = clock
+        self._slide: SlotSlide | None = None
+
+    @property
+    def full(self) -> bool:
+        """Whether room must be made before anything else is computed."""
+        return self._state.length >= self._kv.layout.max_len
+
+    def make_room(self, ids: Sequence[int], limit_s: float | None) -> int:
+        """Move at least one layer, and more as long as `limit_s` lasts; all of them when it is None.
+
+        `ids` are those of all positions computed so far, the dropped ones included. Until all is moved the header
+        claims nothing, so that an engine that dies meanwhile leaves no slot that looks whole. Returns the positions
+        moved, counted in each layer.
+        """
+        state, layout = self._state, self._kv.layout
+        if self._slide is None:
+            slide = plan_slide(state.length, layout.max_len)
+            assert slide is not None, "asked only while the slot is full"
+            state.claim_nothing()
+            self._slide = SlotSlide(self._kv, self._slot, slide, self._frequencies, state.length)
+        moving, slide, started_s, layers = self._slide, self._slide.slide, self._clock(), self._slide.left
+        moving.move_layer()
+        while not moving.done and (limit_s is None or self._clock() - started_s < limit_s):
+            moving.move_layer()
+        moved = (layers - moving.left) * (state.length - slide.drop_from - slide.drop_tokens)
+        if moving.done:
+            self._slide = None
+            dropped = state.dropped + slide.drop_tokens
+            state.begin(header_ids(ids, dropped), dropped)
+        return moved
 
 
 def slide_slot(kv: KvMemory, slot: int, slide: Slide, frequencies: Sequence[float], length: int) -> None:

@@ -101,12 +101,15 @@ class SlotState:
         old = unpack_header(memory[offset : offset + HEADER_BYTES])
         self._sequence = old.sequence if old else 0
         self.length = 0
+        self.dropped = 0  # ids before the last position that the slot does not hold any more (`slide.py`)
         self.ids_hash = HASH_OF_NOTHING
         self._model_hash = model_hash
         self._layout_id = layout_id
 
-    def begin(self, ids: list[int]) -> None:
-        """From now on the slot holds `ids` and is written behind them."""
+    def begin(self, ids: list[int], dropped: int = 0) -> None:
+        """From now on the slot holds `ids` and is written behind them. Where tokens were `dropped` from between them,
+        `ids` are as `slide.header_ids` gives them."""
+        self.dropped = dropped
         _SEQUENCE.pack_into(self._memory, self._offset + _SEQUENCE_AT, self._sequence + 1)
         self.length = len(ids)
         self.ids_hash = extend_hash(HASH_OF_NOTHING, ids)
@@ -120,6 +123,12 @@ class SlotState:
         self._memory[self._offset : self._offset + HEADER_BYTES] = pack_header(header)
         self._sequence += 2
         _SEQUENCE.pack_into(self._memory, self._offset + _SEQUENCE_AT, self._sequence)
+
+    def claim_nothing(self) -> None:
+        """The header says that the slot is empty, until the next `begin`; `length` and `dropped` stay as they are."""
+        length, dropped = self.length, self.dropped
+        self.begin([])
+        self.length, self.dropped = length, dropped
 
     def extend(self, ids: Iterable[int], count: int) -> None:
         """The positions of `ids` (`count` of them) have been written."""

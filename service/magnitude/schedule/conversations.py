@@ -16,7 +16,7 @@ from magnitude.config.kv import KvSettings
 from magnitude.errors import MagnitudeError
 from magnitude.schedule.inference import GenerationTask, KeptConversation
 from magnitude.schedule.plan import ModelPlan
-from magnitude.schedule.save_policy import HOUR_S, Candidate, SavedCopy, SavePolicy, covering
+from magnitude.schedule.save_policy import HOUR_S, Candidate, SavedFile, SavePolicy, covering
 from magnitude.schedule.saved_slot import SavedSlot, token_bytes
 from magnitude.schedule.slot_files import SlotFiles
 from magnitude.schedule.slot_terms import IdleSlot, Known, Placement, Wanted
@@ -42,7 +42,7 @@ class Conversations:
     ) -> None:
         self._plans = plans
         self._settings = settings
-        self._files = files if settings.save else None
+        self._files = files
         self._changed = changed
         self._clock = clock
         written_bytes = files.written_bytes(HOUR_S) if files is not None else 0
@@ -163,7 +163,7 @@ class Conversations:
     @property
     def off(self) -> str:
         """Why nothing is saved; "" while saving works."""
-        if self._files is None:
+        if self._files is None or not self._settings.save:
             return "kv.save is false"
         return self._files.off
 
@@ -200,7 +200,12 @@ class Conversations:
     async def _find_saved(self) -> None:
         if self._files is None:
             return
-        for saved in await asyncio.to_thread(self._files.scan):
+        found = await asyncio.to_thread(self._files.scan)
+        if not self._settings.save:
+            # Nothing would ever read them again, and who switches saving off does not expect them to stay.
+            await asyncio.to_thread(self._files.delete_all, None)
+            return
+        for saved in found:
             self._saved[saved.saved_id] = saved
             plan = self._plans.get(saved.scope.model)
             if plan is not None and plan.table is not None and self._usable(saved):
@@ -215,7 +220,7 @@ class Conversations:
 
     async def _look(self, *, at_stop: bool) -> None:
         """Save idle conversations, as many as the policy allows, and free their memory."""
-        if self._files is None:
+        if self._files is None or not self._settings.save:
             return
         candidates: list[Candidate] = []
         slots: dict[tuple[str, int], IdleSlot] = {}
@@ -247,7 +252,7 @@ class Conversations:
                     )
                 )
         copies = [
-            SavedCopy(
+            SavedFile(
                 saved_id=copy.saved_id,
                 size_bytes=copy.size_bytes,
                 idle_s=self._files.idle_s(copy),
@@ -257,6 +262,12 @@ class Conversations:
         ]
         todo = self._policy.decide(candidates, copies, self._clock(), at_stop=at_stop)
         await self._delete(todo.delete)
+        for candidate in todo.free:
+            table = self._plans[candidate.model].table
+            if table is not None and candidate.covered_by in self._saved:
+                table.begin_save(candidate.slot)
+                table.save_done(candidate.slot, candidate.covered_by, free=True)
+                self._clean(self._plans[candidate.model])
         for candidate in todo.save:
             await self._save(self._plans[candidate.model], slots[candidate.model, candidate.slot])
 

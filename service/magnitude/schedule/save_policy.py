@@ -38,8 +38,8 @@ class Candidate(msgspec.Struct, frozen=True, kw_only=True):
     contained: bool = False
 
 
-class SavedCopy(msgspec.Struct, frozen=True, kw_only=True):
-    """A conversation on disk. `usable` is false when no model that is served fits it any more."""
+class SavedFile(msgspec.Struct, frozen=True, kw_only=True):
+    """A saved conversation. `usable` is false when no model that is served fits it any more."""
 
     saved_id: str
     size_bytes: int
@@ -48,10 +48,12 @@ class SavedCopy(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class SavePlan(msgspec.Struct, frozen=True, kw_only=True):
-    """What to do, deletions first: the disk must never hold more than its bound."""
+    """What to do, deletions first: the disk must never hold more than its bound. `free` are idle conversations that
+    are on the disk already, near enough: their memory can go without a write."""
 
     save: tuple[Candidate, ...] = ()
     delete: tuple[str, ...] = ()
+    free: tuple[Candidate, ...] = ()
 
 
 class Coverage(msgspec.Struct, frozen=True, kw_only=True):
@@ -105,7 +107,7 @@ class SavePolicy:
     def decide(
         self,
         candidates: Sequence[Candidate],
-        saved: Sequence[SavedCopy],
+        saved: Sequence[SavedFile],
         now_s: float,
         *,
         at_stop: bool = False,
@@ -132,14 +134,16 @@ class SavePolicy:
                 kept.drop(candidate.covered_by)
             kept.add(candidate.size_bytes)
             chosen.append(candidate)
-        return SavePlan(save=tuple(chosen), delete=kept.dropped())
+        deleted = kept.dropped()
+        free = [one for one in candidates if self._idle(one) and _covered(one) and one.covered_by not in deleted]
+        return SavePlan(save=tuple(chosen), delete=deleted, free=tuple(free))
 
     def _worth(self, candidate: Candidate, at_stop: bool) -> bool:
-        return (
-            candidate.tokens >= self._settings.saved_min_tokens
-            and (at_stop or candidate.idle_s >= self._settings.save_after_s)
-            and candidate.covered_tokens < MOSTLY_COVERED * candidate.tokens
-        )
+        long_enough = candidate.tokens >= self._settings.saved_min_tokens
+        return long_enough and (at_stop or self._idle(candidate)) and not _covered(candidate)
+
+    def _idle(self, candidate: Candidate) -> bool:
+        return candidate.idle_s >= self._settings.save_after_s
 
     def _fill(self, now_s: float) -> None:
         hourly = self._settings.saved_hourly_bytes
@@ -148,10 +152,14 @@ class SavePolicy:
         self._filled_s = now_s
 
 
+def _covered(candidate: Candidate) -> bool:
+    return candidate.covered_tokens >= MOSTLY_COVERED * candidate.tokens
+
+
 class _Kept:
     """The files as they will be. The useless go first, then those not used for longest."""
 
-    def __init__(self, saved: Sequence[SavedCopy], limit_bytes: int) -> None:
+    def __init__(self, saved: Sequence[SavedFile], limit_bytes: int) -> None:
         self._limit_bytes = limit_bytes
         self._old = sorted(saved, key=lambda copy: (copy.usable, -copy.idle_s))
         self._old_bytes = sum(copy.size_bytes for copy in saved)
