@@ -54,6 +54,7 @@ from magnitude.schedule.admission import (
     Submit,
     Withdraw,
 )
+from magnitude.schedule.figures import ScheduleFigures
 from magnitude.schedule.inference import (
     Deadline,
     GenerationTask,
@@ -231,7 +232,9 @@ class Dispatcher:
             raise unexpected(answer)
         return answer.outputs
 
-    def reserve(self, client: str, model: str, requests: int, hold_s: float) -> Reservation:
+    def reserve(
+        self, client: str, model: str, requests: int, hold_s: float, *, priority: Priority = "normal"
+    ) -> Reservation:
         """Nothing is kept: slots are given to whoever comes first, and the answer says so."""
         return Reservation(
             client=client,
@@ -254,7 +257,11 @@ class Dispatcher:
         )
 
     def state(self) -> ServiceState:
-        return state_of(self.plans(), self._engine, self.health(), self._feedback)
+        return state_of(self.plans(), self._engine, self.health(), self._feedback, self.figures())
+
+    def figures(self) -> ScheduleFigures:
+        runs = [task.has_started for task in self._open.values() if isinstance(task, OpenRun)]
+        return ScheduleFigures(runs_running=sum(runs), runs_waiting=len(runs) - sum(runs))
 
     # --- figures for metrics ---
 
