@@ -16,7 +16,8 @@ from magnitude.text.usage import Usage
 
 class AnswerCost(msgspec.Struct, frozen=True, kw_only=True):
     """What one generation took. `total_s` runs from the request's arrival to its last token; `batch` is the mean
-    number of generations that decoded together, this one included; 0 without a decode step. `cut`: why the answer is shorter than asked."""
+    number of generations that decoded together, this one included, and 0 without a decode step. `cut`: why the answer
+    is shorter than asked."""
 
     usage: Usage
     queue_s: float
