@@ -66,6 +66,7 @@ class FakeService:
         self.hung_up = threading.Event()
         self.requests: list[dict[str, Any]] = []
         self.kept: list[dict[str, Any]] = []
+        self.more_state: dict[str, Any] = {}
         self.keys: list[str | None] = []
         self.socket = ""
 
@@ -91,7 +92,7 @@ class FakeService:
         if self.error:
             return JSONResponse(self.error[1], self.error[0])
         health = {**STATE["health"], "ready": self.ready}  # type: ignore[dict-item]
-        return JSONResponse({**STATE, "health": health})
+        return JSONResponse({**STATE, "health": health, **self.more_state})
 
     def _kv(self, request: Request) -> Response:
         self.keys.append(request.headers.get("authorization"))
@@ -125,6 +126,7 @@ class FakeService:
                 "prompt_tokens": 40,
                 "completion_tokens": len(self.pieces),
                 "total_tokens": 40 + len(self.pieces),
+                "prompt_tokens_details": {"cached_tokens": 8},
             }
             yield event({"choices": [], "usage": usage})
             yield "data: [DONE]\n\n"

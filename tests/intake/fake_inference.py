@@ -13,6 +13,7 @@ from tiny_tokenizers import byte_level, word_piece
 from magnitude.engine.protocol import Tensor, TensorInfo, TokenLogprob
 from magnitude.errors import EngineNotReady, MagnitudeError, ModelNotFound
 from magnitude.models.description import DecoderShape, EncoderShape, ModelDescription, SpecialTokens
+from magnitude.schedule.figures import ScheduleFigures
 from magnitude.schedule.inference import (
     Deadline,
     Emission,
@@ -130,6 +131,8 @@ class FakeInference:
         self.embedded: list[list[list[int]]] = []
         self.inferred: list[list[Tensor]] = []
         self.runs: list[tuple[Priority, Deadline | None, str]] = []
+        self.schedule = ScheduleFigures()
+        self.reserved_for: list[Priority] = []
         self.reservations: dict[tuple[str, str], Reservation] = {}
         self.last = Emission(
             queue_s=0.001,
@@ -216,11 +219,14 @@ class FakeInference:
         ]
         return [t for t in answer if not outputs or t.name in outputs]
 
-    def reserve(self, client: str, model: str, requests: int, hold_s: float) -> Reservation:
+    def reserve(
+        self, client: str, model: str, requests: int, hold_s: float, *, priority: Priority = "normal"
+    ) -> Reservation:
         granted = min(requests, self.room)
         reason = "" if granted == requests else "there are 3 slots"
         kept = Reservation(client=client, model=model, granted=granted, until_s=100.0 + hold_s, reason=reason)
         self.reservations[client, model] = kept
+        self.reserved_for.append(priority)
         return kept
 
     def release(self, client: str, model: str) -> int:
@@ -249,6 +255,7 @@ class FakeInference:
             service_rss_bytes=1,
             models=[],
             figures={},
+            schedule=self.schedule,
         )
 
     def kept(self, client: str | None) -> list[KeptConversation]:
@@ -258,6 +265,9 @@ class FakeInference:
         gone = [one for one in self.kept(client) if model in (None, one.model)]
         self.conversations = [one for one in self.conversations if one not in gone]
         return len(gone)
+
+    def figures(self) -> ScheduleFigures:
+        return self.schedule
 
     def _ids(self, text: str) -> list[int]:
         ids: list[int] = self.texts.chat._tokenizer.encode(text, add_special_tokens=False).ids

@@ -32,6 +32,7 @@ class InProcess:
         clock: Callable[[], float] = time.monotonic,
         wall_clock: Callable[[], float] = time.time,
     ) -> None:
+        self.headers: dict[str, str] = {}  # sent with every request
         self.inference = FakeInference(_TEXTS)
         self.metrics = Metrics()
         self.app = build_app(
@@ -46,7 +47,9 @@ class InProcess:
     def call(self, method: str, path: str, **kwargs: Any) -> httpx.Response:
         async def run() -> httpx.Response:
             transport = httpx.ASGITransport(app=self.app)
-            async with httpx.AsyncClient(transport=transport, base_url="http://127.0.0.1:11500") as client:
+            async with httpx.AsyncClient(
+                transport=transport, base_url="http://127.0.0.1:11500", headers=self.headers
+            ) as client:
                 return await client.request(method, path, **kwargs)
 
         return asyncio.run(run())

@@ -24,7 +24,8 @@ def by(name: str) -> dict[str, str]:
 
 
 def test_a_reservation_says_what_is_kept_and_for_how_long(service: InProcess) -> None:
-    reply = service.post(ROUTE, {"requests": 2, "hold_s": 10}, headers=by("ann"))
+    headers = {**by("ann"), "X-Magnitude-Priority": "interactive"}
+    reply = service.post(ROUTE, {"requests": 2, "hold_s": 10}, headers=headers)
     assert reply.status_code == 200
     assert reply.json() == {
         "model": "tiny-chat",
@@ -33,6 +34,7 @@ def test_a_reservation_says_what_is_kept_and_for_how_long(service: InProcess) ->
         "expires_in_s": 9.0,
         "reason": None,
     }
+    assert service.inference.reserved_for == ["interactive"]
 
 
 def test_less_than_asked_is_granted_with_a_reason(service: InProcess) -> None:

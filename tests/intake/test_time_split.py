@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import logging
 import re
@@ -12,7 +13,9 @@ import msgspec
 import pytest
 from service_under_test import InProcess
 
+from magnitude.config import ApiKey, ServerSettings, Settings
 from magnitude.intake.gate import log as gate_log
+from schedule_samples import BUSY
 
 PATHS = ["/v1/chat/completions", "/v1/completions"]
 BODY: dict[str, Any] = {"messages": [{"role": "user", "content": "hello"}], "prompt": "hello"}
@@ -31,7 +34,10 @@ class Ticking:
 
 @pytest.fixture
 def service() -> InProcess:
-    return InProcess(clock=Ticking(0.125))
+    keys = [ApiKey(name="root", sha256=hashlib.sha256(b"root").hexdigest(), admin=True)]
+    service = InProcess(Settings(server=ServerSettings(api_keys=keys)), clock=Ticking(0.125))
+    service.headers = {"Authorization": "Bearer root"}
+    return service
 
 
 @pytest.fixture
@@ -156,6 +162,15 @@ def test_cached_drafted_and_accepted_tokens_and_batches_are_counted(service: InP
     assert service.count("magnitude_drafted_tokens_total", model="tiny-chat") == 8
     assert service.count("magnitude_accepted_draft_tokens_total", model="tiny-chat") == 6
     assert service.count("magnitude_batch_size_sum", model="tiny-chat") == 3.0
+
+
+def test_numbers_and_state_show_the_schedules_figures(service: InProcess) -> None:
+    service.inference.schedule = BUSY
+    assert service.count("magnitude_prefix_misses_total", model="tiny-chat", reason="evicted") == 5
+    assert service.count("magnitude_conversation_limit", model="tiny-chat") == 11.2
+    state = service.call("GET", "/v1/magnitude/state").json()
+    assert state["schedule"]["models"]["tiny-chat"]["kv"]["idle_slots"] == 7
+    assert state["schedule"]["models"]["tiny-chat"]["capacity"]["compute_slots"] == 4
 
 
 # --- deadlines ---

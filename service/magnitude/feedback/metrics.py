@@ -9,6 +9,9 @@ from collections.abc import Callable
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
 
+from magnitude.feedback.schedule_metrics import ScheduleCollector
+from magnitude.schedule.figures import ScheduleFigures
+
 # From a warm short prompt on a desktop (20 ms) to 4,000 tokens on a Pi 5 (about a minute).
 _TTFT_BUCKETS_S = (0.02, 0.05, 0.1, 0.2, 0.4, 0.8, 1.5, 3.0, 6.0, 12.0, 25.0, 50.0, 100.0)
 # 5 ms is 200 tokens a second, the fastest small model; beyond 1.6 s a reader takes it for a stall.
@@ -115,6 +118,8 @@ class Metrics:
         self.queued = Gauge(
             "magnitude_queued_requests", "Requests that wait for a KV slot or a place in the engine.", registry=on
         )
+        self._schedule = ScheduleCollector()
+        on.register(self._schedule)
         self.engine_restarts = Gauge(
             "magnitude_engine_restarts", "Times the engine was started again since the service started.", registry=on
         )
@@ -152,6 +157,10 @@ class Metrics:
         self.running.set_function(running)
         self.queued.set_function(queued)
         self.engine_restarts.set_function(engine_restarts)
+
+    def watch_schedule(self, figures: Callable[[], ScheduleFigures]) -> None:
+        """Like `watch_memory`, for slots, prefixes and conversations."""
+        self._schedule.source = figures
 
     def render(self) -> bytes:
         """All numbers in Prometheus' text format (version 0.0.4)."""

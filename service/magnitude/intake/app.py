@@ -67,6 +67,7 @@ def build_app(
         exception_handlers={HTTPException: _refused_by_router},
         middleware=[Middleware(Gate, server=settings.server, metrics=metrics, clock=clock)],
     )
+    metrics.watch_schedule(inference.figures)
     # A path with a slash too many is no route; sending the client elsewhere hides the mistake.
     app.router.redirect_slashes = False
     app.state.context = Context(

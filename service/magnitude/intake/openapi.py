@@ -71,7 +71,12 @@ def openapi_document() -> dict[str, Any]:
             "/metrics": _get("Numbers for Prometheus"),
             "/v1/magnitude/state": _get("What runs, how, and with which figures"),
             "/v1/magnitude/reserve": {
-                **_post("Keep room for requests that are coming", reserve, ["requests"]),
+                **_post(
+                    "Keep room for requests that are coming",
+                    reserve,
+                    ["requests"],
+                    headers={terms.PRIORITY: _TERMS[terms.PRIORITY]},
+                ),
                 "delete": {
                     "summary": "Give the room back",
                     "parameters": [{"name": "model", "in": "query", "schema": _TEXT}],

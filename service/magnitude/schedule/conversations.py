@@ -167,9 +167,8 @@ class Conversations:
             return "kv.save is false"
         return self._files.off
 
-    @property
-    def saved_bytes(self) -> int:
-        return sum(saved.size_bytes for saved in self._saved.values())
+    def saved_bytes(self, model: str) -> int:
+        return sum(saved.size_bytes for saved in self._saved.values() if saved.scope.model == model)
 
     # --- saving ---
 

@@ -9,6 +9,7 @@ import asyncio
 import itertools
 import logging
 import time
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 
 import msgspec
@@ -64,6 +65,7 @@ from magnitude.schedule.events import (
     Tick,
     Withdraw,
 )
+from magnitude.schedule.figures import ModelFigures, ScheduleFigures
 from magnitude.schedule.inference import (
     Deadline,
     GenerationTask,
@@ -123,6 +125,7 @@ class Dispatcher:
         self._ids = itertools.count(1)
         self._link: EngineLink | None = None
         self._down_reason = "it is not running"
+        self._preemptions: Counter[str] = Counter()
         self._restoring: set[asyncio.Task[None]] = set()
         self._timer: asyncio.TimerHandle | None = None
 
@@ -290,10 +293,12 @@ class Dispatcher:
             raise unexpected(answer)
         return answer.outputs
 
-    def reserve(self, client: str, model: str, requests: int, hold_s: float) -> Reservation:
+    def reserve(
+        self, client: str, model: str, requests: int, hold_s: float, *, priority: Priority = "normal"
+    ) -> Reservation:
         plan = self.models_served.usable(model, ("decoder",), "generate text")
         name = plan.description.name
-        self._decide(Reserve(client, requests, hold_s, model=name))
+        self._decide(Reserve(client, requests, hold_s, model=name, priority=priority))
         granted = self._reserved(client, name)
         return Reservation(
             client=client,
@@ -325,7 +330,29 @@ class Dispatcher:
         )
 
     def state(self) -> ServiceState:
-        return state_of(self.plans(), self._engine, self.health(), self._feedback)
+        return state_of(self.plans(), self._engine, self.health(), self._feedback, self.figures())
+
+    def figures(self) -> ScheduleFigures:
+        models: dict[str, ModelFigures] = {}
+        runs_running = runs_waiting = 0
+        for pool in self._admission.figures(self._clock()):
+            plan = self.models_served.by_name.get(pool.name)
+            if plan is None or plan.table is None:
+                runs_running += pool.running
+                runs_waiting += sum(pool.waiting.values())
+                continue
+            models[pool.name] = ModelFigures(
+                kv=plan.table.figures(),
+                capacity=pool.capacity,
+                segments=pool.segments,
+                running=pool.running,
+                waiting=pool.waiting,
+                paused=pool.paused,
+                reserved=sum(held.requests for held in pool.reservations),
+                preemptions=self._preemptions[pool.name],
+                saved_bytes=self.conversations.saved_bytes(pool.name),
+            )
+        return ScheduleFigures(models=models, runs_running=runs_running, runs_waiting=runs_waiting)
 
     # --- figures for metrics ---
 
@@ -462,6 +489,7 @@ class Dispatcher:
             case Pause(request_id):
                 if isinstance(task, OpenGeneration):
                     task.pausing = True
+                    self._preemptions[task.model] += 1
                     self._send(CancelRequest(target=request_id))
             case Reject():
                 return self._reject(task, effect)

@@ -21,6 +21,7 @@ from magnitude.engine.protocol import (
 )
 from magnitude.feedback.records import TaskFigures
 from magnitude.models.description import ModelDescription
+from magnitude.schedule.figures import ScheduleFigures
 
 Priority = Literal["interactive", "normal", "background"]
 
@@ -159,6 +160,7 @@ class ServiceState(msgspec.Struct, frozen=True, kw_only=True):
     service_rss_bytes: int
     models: list[ModelState]
     figures: dict[str, TaskFigures]
+    schedule: ScheduleFigures = ScheduleFigures()
 
 
 class KeptConversation(msgspec.Struct, frozen=True, kw_only=True):
@@ -222,8 +224,11 @@ class Inference(Protocol):
         """Plain tensors in, plain tensors out. Deadlines as with `embed`."""
         ...
 
-    def reserve(self, client: str, model: str, requests: int, hold_s: float) -> Reservation:
-        """Keep room for `requests` of `client` to `model` for `hold_s`, in place of what was kept for it before."""
+    def reserve(
+        self, client: str, model: str, requests: int, hold_s: float, *, priority: Priority = "normal"
+    ) -> Reservation:
+        """Keep room for `requests` of `client` to `model` for `hold_s`, in place of what was kept for it before.
+        `priority`: the one that they will have."""
         ...
 
     def release(self, client: str, model: str) -> int:
@@ -241,4 +246,8 @@ class Inference(Protocol):
     async def forget(self, client: str | None, model: str | None = None) -> int:
         """Drop what `kept` shows (of one model, or of all); how many there were. Running requests go on, and nothing
         of them is kept afterwards."""
+        ...
+
+    def figures(self) -> ScheduleFigures:
+        """Slots, prefixes, conversations: read for every scrape, so it must be quick."""
         ...

@@ -215,4 +215,9 @@ class OpenGeneration(OpenTask):
             queue_s=self.queue_s,
             prefill_s=self.spent.prefill_s,
             decode_s=self.spent.decode_s,
+            task=self.task.task,
+            cached_tokens=self.spent.cached_tokens,
+            batch=self.spent.mean_batch,
+            drafted_tokens=self.spent.drafted_tokens,
+            accepted_tokens=self.spent.accepted_tokens,
         )
