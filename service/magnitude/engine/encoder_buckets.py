@@ -22,8 +22,8 @@ LEAST_RUN_TOKENS = 64
 # leave 8 % padding, steps of 16 16 %, and powers of two, alone, 28 %. Rows are never padded: rounding them up to
 # powers of two would add another 10 %, and ONNX Runtime keeps nothing for a shape once its arena is off.
 LENGTH_STEP = 8
-# Texts of different buckets share a run while at most this share of it is padding. Counting 7.5 tokens for a run, 0 to
-# 0.15 cost the same on those pages within 1 %, 0.25 up to 5 % more; 0.15 needs the fewest runs of these.
+# Texts of different buckets share a run while at most this share of it is padding. Counting 7.5 tokens for a run,
+# 0 to 0.15 cost the same on those pages within 1 %, 0.25 up to 5 % more; 0.15 needs the fewest runs of these.
 MAX_PADDING = 0.15
 
 
@@ -63,6 +63,7 @@ def next_run(
     lengths: Sequence[int],
     order: Sequence[int],
     start: int,
+    *,
     max_tokens: int,
     max_run_tokens: int = MAX_RUN_TOKENS,
     max_padding: float = MAX_PADDING,
@@ -100,7 +101,16 @@ def plan_runs(
     plans: list[RunPlan] = []
     start = 0
     while start < len(order):
-        plans.append(next_run(lengths, order, start, max_tokens, max_run_tokens, max_padding))
+        plans.append(
+            next_run(
+                lengths,
+                order,
+                start,
+                max_tokens=max_tokens,
+                max_run_tokens=max_run_tokens,
+                max_padding=max_padding,
+            )
+        )
         start += len(plans[-1].indices)
     return plans
 

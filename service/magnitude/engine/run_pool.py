@@ -1,9 +1,9 @@
 """How much memory the runs of this process need, told from what earlier runs left behind.
 
 ONNX Runtime takes a run's activations from the heap and frees them, and the heap keeps the freed pages for the next
-run. That is right as long as the next run needs as much, and wrong after one large run among small ones. So the need
-is predicted: each size of run is known by the least that was ever held behind it, and the prediction is the highest of
-the needs met lately, fading. What is held beyond it goes back to the kernel.
+run. That is right as long as the next run needs as much, and wrong after one large run among small ones. So the
+need is predicted: each size of run is known by the least that was ever held behind it, and the prediction is the
+highest of the needs met lately, fading. What is held beyond it goes back to the kernel.
 """
 
 from __future__ import annotations
