@@ -65,6 +65,7 @@ class FakeService:
         self.hang_after: int | None = None
         self.hung_up = threading.Event()
         self.requests: list[dict[str, Any]] = []
+        self.more_state: dict[str, Any] = {}
         self.keys: list[str | None] = []
         self.socket = ""
 
@@ -89,7 +90,7 @@ class FakeService:
         if self.error:
             return JSONResponse(self.error[1], self.error[0])
         health = {**STATE["health"], "ready": self.ready}  # type: ignore[dict-item]
-        return JSONResponse({**STATE, "health": health})
+        return JSONResponse({**STATE, "health": health, **self.more_state})
 
     async def _chat(self, request: Request) -> Response:
         body = await request.json()

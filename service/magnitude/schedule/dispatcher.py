@@ -54,7 +54,16 @@ from magnitude.schedule.admission import (
     Submit,
     Withdraw,
 )
-from magnitude.schedule.inference import GenerationTask, ServiceHealth, ServiceState, VectorsResult
+from magnitude.schedule.figures import ScheduleFigures
+from magnitude.schedule.inference import (
+    Deadline,
+    GenerationTask,
+    Priority,
+    Reservation,
+    ServiceHealth,
+    ServiceState,
+    VectorsResult,
+)
 from magnitude.schedule.open_tasks import OpenGeneration, OpenRun, OpenTask, unexpected
 from magnitude.schedule.plan import ModelPlan
 from magnitude.schedule.report import EngineView, health_of, state_of
@@ -183,7 +192,15 @@ class Dispatcher:
         return generation
 
     async def embed(
-        self, model: str, inputs: list[list[int]], token_types: list[list[int]], *, request_key: str
+        self,
+        model: str,
+        inputs: list[list[int]],
+        token_types: list[list[int]],
+        *,
+        request_key: str,
+        priority: Priority = "normal",
+        deadline: Deadline | None = None,
+        client: str = "",
     ) -> VectorsResult:
         plan = self._usable(model, ("embedder", "reranker"), "encode text")
         request_id = self.next_id()
@@ -196,7 +213,17 @@ class Dispatcher:
         rows = [answer.data[start : start + row_bytes] for start in range(0, len(answer.data), row_bytes)]
         return VectorsResult(width=answer.width, rows=rows, queue_s=run.queue_s, run_s=answer.run_s)
 
-    async def infer(self, model: str, inputs: list[Tensor], outputs: list[str], *, request_key: str) -> list[Tensor]:
+    async def infer(
+        self,
+        model: str,
+        inputs: list[Tensor],
+        outputs: list[str],
+        *,
+        request_key: str,
+        priority: Priority = "normal",
+        deadline: Deadline | None = None,
+        client: str = "",
+    ) -> list[Tensor]:
         plan = self._usable(model, ("tensors", "embedder", "reranker"), "take plain tensors")
         request_id = self.next_id()
         message = InferTensors(request_id=request_id, model=plan.description.name, inputs=inputs, outputs=outputs)
@@ -204,6 +231,21 @@ class Dispatcher:
         if not isinstance(answer, TensorsOut):
             raise unexpected(answer)
         return answer.outputs
+
+    def reserve(
+        self, client: str, model: str, requests: int, hold_s: float, *, priority: Priority = "normal"
+    ) -> Reservation:
+        """Nothing is kept: slots are given to whoever comes first, and the answer says so."""
+        return Reservation(
+            client=client,
+            model=self.plan(model).description.name,
+            granted=0,
+            until_s=self._clock(),
+            reason="slots are given to whoever comes first",
+        )
+
+    def release(self, client: str, model: str) -> int:
+        return 0
 
     def health(self) -> ServiceHealth:
         return health_of(
@@ -215,7 +257,11 @@ class Dispatcher:
         )
 
     def state(self) -> ServiceState:
-        return state_of(self.plans(), self._engine, self.health(), self._feedback)
+        return state_of(self.plans(), self._engine, self.health(), self._feedback, self.figures())
+
+    def figures(self) -> ScheduleFigures:
+        runs = [task.has_started for task in self._open.values() if isinstance(task, OpenRun)]
+        return ScheduleFigures(runs_running=sum(runs), runs_waiting=len(runs) - sum(runs))
 
     # --- figures for metrics ---
 
@@ -302,6 +348,7 @@ class Dispatcher:
                 error = Overloaded(
                     f"the queue is full: {effect.waiting} requests are waiting",
                     retry_after_s=self._expected_wait_s(task.model),
+                    position=effect.waiting + 1,
                     hint="Ask again later, or raise server.max_queue",
                 )
                 task.fail(error)

@@ -24,6 +24,7 @@ class OpenTask:
         self.request_id = request_id
         self.model = model
         self.queue_s = 0.0
+        self.has_started = False
         self.over = False
         self._close = close
         self._withdraw = withdraw
@@ -34,6 +35,7 @@ class OpenTask:
 
     def started(self, waited_s: float) -> None:
         self.queue_s = waited_s
+        self.has_started = True
 
     def receive(self, message: Message) -> bool:
         """Take a message from the engine. True: the engine is done with the task."""
@@ -67,10 +69,15 @@ class OpenGeneration(OpenTask):
         super().__init__(request_id, task.model, close=close, withdraw=withdraw)
         self._task = task
         self._prefill_chunk = prefill_chunk
+        self._slot: int | None = None
         self._new_tokens = 0
         self._complete = False
         self._emissions: asyncio.Queue[Emission | MagnitudeError] = asyncio.Queue()
         self._last: Emission | MagnitudeError | None = None
+
+    @property
+    def waited_s(self) -> float | None:
+        return self.queue_s if self.has_started else None
 
     async def next(self) -> Emission:
         if self._last is None:
@@ -96,6 +103,7 @@ class OpenGeneration(OpenTask):
 
     def message(self, slot: int | None) -> Generate:
         assert slot is not None, "a generation starts in a slot"
+        self._slot = slot
         task = self._task
         return Generate(
             request_id=self.request_id,
@@ -121,8 +129,7 @@ class OpenGeneration(OpenTask):
                 if not self.over:
                     record = self._record(
                         "cancelled" if message.reason == "cancelled" and not self._complete else "ok",
-                        prefill_s=message.prefill_s,
-                        decode_s=message.decode_s,
+                        last=message,
                     )
                     self.end(record)
                     self._emissions.put_nowait(
@@ -131,6 +138,11 @@ class OpenGeneration(OpenTask):
                             queue_s=self.queue_s + message.wait_s,
                             prefill_s=message.prefill_s,
                             decode_s=message.decode_s,
+                            cached_tokens=message.cached_tokens,
+                            slot=self._slot,
+                            batch=message.mean_batch,
+                            drafted_tokens=message.drafted_tokens,
+                            accepted_tokens=message.accepted_tokens,
                         )
                     )
                 return True
@@ -142,9 +154,7 @@ class OpenGeneration(OpenTask):
             self.end(self._record("failed", code=error.code))
             self._emissions.put_nowait(error)
 
-    def _record(
-        self, outcome: Outcome, *, code: str = "", prefill_s: float = 0.0, decode_s: float = 0.0
-    ) -> TaskRecord:
+    def _record(self, outcome: Outcome, *, code: str = "", last: Finished | None = None) -> TaskRecord:
         return TaskRecord(
             kind="generate",
             model=self.model,
@@ -153,8 +163,13 @@ class OpenGeneration(OpenTask):
             prompt_tokens=len(self._task.prompt),
             new_tokens=self._new_tokens,
             queue_s=self.queue_s,
-            prefill_s=prefill_s,
-            decode_s=decode_s,
+            prefill_s=last.prefill_s if last else 0.0,
+            decode_s=last.decode_s if last else 0.0,
+            task=self._task.task,
+            cached_tokens=last.cached_tokens if last else 0,
+            batch=last.mean_batch if last else 0.0,
+            drafted_tokens=last.drafted_tokens if last else 0,
+            accepted_tokens=last.accepted_tokens if last else 0,
         )
 
 
