@@ -18,13 +18,14 @@ MAX_RUN_TOKENS = 512
 # Never fewer than this a run, however slow the board: the fixed cost of a run is that of 7.5 tokens (MiniLM), so
 # below it more than a tenth of the time would be lost.
 LEAST_RUN_TOKENS = 64
-# Lengths are padded to multiples of this. On this project's own English pages, 4 to 16 texts at a time, steps of 8
-# leave 8 % padding, steps of 16 16 %, and powers of two, alone, 28 %. Rows are never padded: rounding them up to
-# powers of two would add another 10 %, and ONNX Runtime keeps nothing for a shape once its arena is off.
+# Lengths are padded to multiples of this. On this project's own English pages steps of 8 make 8 % of all positions
+# padding, steps of 16 15 %, powers of two 28 %. Rows are never padded: rounding them up to powers of two would add
+# another 10 %, and ONNX Runtime keeps nothing for a shape once its arena is off.
 LENGTH_STEP = 8
-# Texts of different buckets share a run while at most this share of it is padding. Counting 7.5 tokens for a run,
-# 0 to 0.15 cost the same on those pages within 1 %, 0.25 up to 5 % more; 0.15 needs the fewest runs of these.
-MAX_PADDING = 0.15
+# Texts of different lengths share a run while at most this share of it is padding between their buckets. With 16
+# texts of those pages 0.1 takes 7.0 runs instead of 8.6 and, counting 7.5 tokens for a run, 1 % more time; 0.25 takes 4.2
+# runs and 10 % more time.
+MAX_PADDING = 0.1
 
 
 class RunPlan(msgspec.Struct, frozen=True, kw_only=True):
@@ -40,16 +41,16 @@ def bucket_tokens(length: int, max_tokens: int, step: int = LENGTH_STEP) -> int:
 
 
 def may_join(
-    *, rows: int, tokens: int, padded: int, length: int, max_tokens: int, max_run_tokens: int, max_padding: float
+    *, rows: int, filled: int, padded: int, length: int, max_tokens: int, max_run_tokens: int, max_padding: float
 ) -> int:
-    """The padded length of a run of `rows` texts with `tokens` tokens, padded to `padded`, once a text of `length`
-    has joined it; 0 when it must not join."""
-    joined = max(padded, bucket_tokens(length, max_tokens))
+    """The padded length of a run once a text of `length` has joined it; 0 when it must not join.
+
+    The run has `rows` texts, padded to `padded`, whose buckets alone would have `filled` tokens.
+    """
+    own = bucket_tokens(length, max_tokens)
+    joined = max(padded, own)
     cells = (rows + 1) * joined
-    if rows and cells > max_run_tokens:
-        return 0
-    same_bucket = bucket_tokens(length, max_tokens) == padded
-    if rows and not same_bucket and cells - tokens - length > max_padding * cells:
+    if rows and (cells > max_run_tokens or cells - filled - own > max_padding * cells):
         return 0
     return joined
 
@@ -69,13 +70,13 @@ def next_run(
     max_padding: float = MAX_PADDING,
 ) -> RunPlan:
     """The run that begins with input `order[start]`: at most `max_run_tokens` padded tokens, or one input."""
-    tokens = padded = 0
+    filled = padded = 0
     place = start
     while place < len(order):
         length = lengths[order[place]]
         joined = may_join(
             rows=place - start,
-            tokens=tokens,
+            filled=filled,
             padded=padded,
             length=length,
             max_tokens=max_tokens,
@@ -84,7 +85,7 @@ def next_run(
         )
         if not joined:
             break
-        tokens += length
+        filled += bucket_tokens(length, max_tokens)
         padded = joined
         place += 1
     return RunPlan(indices=list(order[start:place]), padded_tokens=padded)

@@ -17,9 +17,11 @@ from magnitude.engine.client import EngineLink
 from magnitude.engine.protocol import (
     CancelRequest,
     Embed,
+    EmbedAndRank,
     Failed,
     InferTensors,
     Message,
+    Ranked,
     Tensor,
     TensorInfo,
     TensorsOut,
@@ -59,6 +61,7 @@ from magnitude.schedule.inference import (
     Deadline,
     GenerationTask,
     Priority,
+    RankedResult,
     Reservation,
     ServiceHealth,
     ServiceState,
@@ -212,6 +215,27 @@ class Dispatcher:
         row_bytes = 4 * answer.width
         rows = [answer.data[start : start + row_bytes] for start in range(0, len(answer.data), row_bytes)]
         return VectorsResult(width=answer.width, rows=rows, queue_s=run.queue_s, run_s=answer.run_s)
+
+    async def embed_and_rank(
+        self,
+        model: str,
+        query: list[int],
+        documents: list[list[int]],
+        top_k: int,
+        *,
+        request_key: str,
+        priority: Priority = "normal",
+        deadline: Deadline | None = None,
+        client: str = "",
+    ) -> RankedResult:
+        plan = self._usable(model, ("embedder",), "rank documents")
+        request_id, name = self.next_id(), plan.description.name
+        message = EmbedAndRank(request_id=request_id, model=name, query=query, documents=documents, top_k=top_k)
+        run = self._run(request_id, plan, message, kind="embed", tokens=len(query) + sum(map(len, documents)))
+        answer = await run.answer()
+        if not isinstance(answer, Ranked):
+            raise unexpected(answer)
+        return RankedResult(indices=answer.indices, scores=answer.scores, queue_s=run.queue_s, run_s=answer.run_s)
 
     async def infer(
         self,

@@ -19,7 +19,7 @@ from collections.abc import Iterator, Sequence
 
 import msgspec
 
-from magnitude.engine.encoder_buckets import MAX_PADDING, MAX_RUN_TOKENS, may_join
+from magnitude.engine.encoder_buckets import MAX_PADDING, MAX_RUN_TOKENS, bucket_tokens, may_join
 
 # One that runs and one that is ready to follow, so that the engine never waits for the service between two.
 IN_FLIGHT = 2
@@ -105,12 +105,12 @@ class CancelBatch(msgspec.Struct, frozen=True):
 
 class Complete(msgspec.Struct, frozen=True):
     """All texts of the request are computed. `run_s` is the time of the runs that it took part in, `queue_s` the
-    rest of the time since it came."""
+    rest of the time since it came; `rows` is how many texts these runs had, on average."""
 
     request_id: int
     queue_s: float
     run_s: float
-    batches: int
+    rows: float
 
 
 class Fail(msgspec.Struct, frozen=True):
@@ -133,7 +133,7 @@ Effect = RunBatch | CancelBatch | Complete | Fail | Refuse
 class _Request:
     """`waiting` are `(length, index)` of the texts that are in no batch, shortest first."""
 
-    __slots__ = ("alone", "batches", "in_batches", "job", "run_s", "served_tokens", "since_s", "waiting")
+    __slots__ = ("alone", "batches", "in_batches", "job", "rows", "run_s", "served_tokens", "since_s", "waiting")
 
     def __init__(self, job: EncodeJob, since_s: float) -> None:
         self.job = job
@@ -143,6 +143,7 @@ class _Request:
         self.served_tokens = 0
         self.run_s = 0.0
         self.batches = 0
+        self.rows = 0
         self.alone = False  # a batch with it failed: no text of another request may join it
 
 
@@ -153,7 +154,7 @@ class _Filling:
         self._limits = limits
         self._max_tokens = max_tokens
         self.rows: list[tuple[int, int]] = []  # (request, index)
-        self.tokens = 0
+        self.filled = 0
         self.padded = 0
 
     @property
@@ -167,7 +168,7 @@ class _Filling:
             return False
         joined = may_join(
             rows=len(self.rows),
-            tokens=self.tokens,
+            filled=self.filled,
             padded=self.padded,
             length=length,
             max_tokens=self._max_tokens,
@@ -177,7 +178,7 @@ class _Filling:
         if not joined:
             return False
         self.rows.append((request_id, index))
-        self.tokens += length
+        self.filled += bucket_tokens(length, self._max_tokens)
         self.padded = joined
         return True
 
@@ -231,7 +232,7 @@ class EncodeBatching:
 
     def _arrived(self, job: EncodeJob, now_s: float) -> list[Effect]:
         if not job.lengths:
-            return [Complete(job.request_id, 0.0, 0.0, 0)]
+            return [Complete(job.request_id, 0.0, 0.0, 0.0)]
         self._requests[job.request_id] = _Request(job, now_s)
         return []
 
@@ -256,14 +257,18 @@ class EncodeBatching:
 
     def _done(self, batch_id: int, run_s: float, now_s: float) -> list[Effect]:
         effects: list[Effect] = []
+        batch = self._batches.get(batch_id)
+        if batch is None:
+            return []
         for request in self._ended(batch_id):
             request.run_s += run_s
             request.batches += 1
+            request.rows += batch.rows
             if not request.waiting and not request.in_batches:
                 request_id = request.job.request_id
                 del self._requests[request_id]
                 queue_s = max(0.0, now_s - request.since_s - request.run_s)
-                effects.append(Complete(request_id, queue_s, request.run_s, request.batches))
+                effects.append(Complete(request_id, queue_s, request.run_s, request.rows / request.batches))
         return effects
 
     def _failed(self, batch_id: int, *, retry_alone: bool) -> list[Effect]:

@@ -101,7 +101,11 @@ class EncodeGate:
             if not request.answer.done() or request.answer.cancelled():
                 self._apply(Withdraw(request_id))
         return VectorsResult(
-            width=request.width or model.encoder.width, rows=request.rows, queue_s=done.queue_s, run_s=done.run_s
+            width=request.width or model.encoder.width,
+            rows=request.rows,
+            queue_s=done.queue_s,
+            run_s=done.run_s,
+            batch=done.rows,
         )
 
     def engine_load_changed(self) -> None:
