@@ -115,6 +115,7 @@ class FakeService:
                 "prompt_tokens": 40,
                 "completion_tokens": len(self.pieces),
                 "total_tokens": 40 + len(self.pieces),
+                "prompt_tokens_details": {"cached_tokens": 8},
             }
             yield event({"choices": [], "usage": usage})
             yield "data: [DONE]\n\n"

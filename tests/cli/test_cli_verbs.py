@@ -262,11 +262,12 @@ def test_bench_states_conditions_and_medians(cli: CliRunner, service: FakeServic
     assert result.exit_code == 0, result.output
     said = json.loads(result.stdout)
     assert said["median"]["rounds"] == 3
-    assert said["median"]["prompt_tokens"] == 40
+    assert (said["median"]["prompt_tokens"], said["median"]["cached_tokens"]) == (40, 8)
     assert "9.9.9" in said["conditions"]["service"]
     assert len({request["messages"][0]["content"] for request in service.requests}) == 4
     text = cli.invoke(app, ["bench", "-n", "1", "--url", f"unix:{service.socket}"]).stdout
     assert "tokens/s" in text
+    assert "prompt 40 tokens (8 cached)" in text
 
 
 def test_doctor_prints_findings_and_has_the_worst_ones_status(cli: CliRunner) -> None:

@@ -82,6 +82,12 @@ def test_a_deadline_that_passes_before_the_first_token_has_a_status_in_a_stream_
     assert reply.json()["error"]["done"]["prompt_tokens"] == 5
 
 
+def test_a_deadline_that_has_passed_already_counts_for_its_model(service: InProcess) -> None:
+    service.inference.refuse = late(0, 0)
+    assert service.chat().status_code == 504
+    assert service.count("magnitude_deadline_misses_total", model="tiny-chat", mode="hard") == 1
+
+
 def test_a_deadline_that_passes_in_the_queue_of_an_encoder_is_504_in_each_protocols_shape(service: InProcess) -> None:
     service.inference.refuse = late(0, 0)
     reply = service.post("/v1/embeddings", {"input": "hello"})

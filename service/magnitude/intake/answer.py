@@ -209,7 +209,8 @@ class AnswerReader:
         self._metrics.observe_answer(
             self._model, queue_s=cost.queue_s, prefill_s=cost.prefill_s, decode_s=cost.decode_s, total_s=cost.total_s
         )
-        self._metrics.batch_size.labels(self._model).observe(cost.batch)
+        if cost.batch:
+            self._metrics.batch_size.labels(self._model).observe(cost.batch)
         self._metrics.cached_tokens.labels(self._model).inc(usage.cached_tokens)
         self._metrics.drafted_tokens.labels(self._model).inc(cost.drafted_tokens)
         self._metrics.accepted_tokens.labels(self._model).inc(cost.accepted_tokens)

@@ -57,6 +57,8 @@ async def start_generation(
 
     `shown_ids` are special tokens whose text belongs to the answer (markers of tool calls).
     """
+    passage = passage_of(request)
+    passage.notes["model"] = model.name  # also for what is refused before there is an answer to count
     vocab_size = model.decoder.vocab_size if model.decoder else tokenizer.vocab_size
     check_bias_ids(sampling.sampler, vocab_size)
     room = room_for_answer(
@@ -97,8 +99,8 @@ async def start_generation(
         tools=tools,
         metrics=context.metrics,
         clock=context.clock,
-        started_s=passage_of(request).started_s,
-        notes=passage_of(request).notes,
+        started_s=passage.started_s,
+        notes=passage.notes,
         transcript=_transcript(request, tokenizer, prompt) if context.settings.log.content else None,
     )
 

@@ -10,13 +10,13 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from magnitude.intake.body import read_json
-from magnitude.intake.context import context_of, principal_of
+from magnitude.intake.context import context_of, passage_of, principal_of
 from magnitude.intake.fields import Fields
 from magnitude.intake.replies import json_reply
 from magnitude.intake.terms import terms_of
 
 MAX_REQUESTS = 1024  # as KV slots can be configured at most (kv.slots)
-# An hour outlasts any tool call that is worth holding a slot for; a client that wants more reserves again.
+# Longer ones are units mixed up. How long room is really held is the schedule's to say, and the answer tells it.
 MAX_HOLD_S = 3600.0
 _DEFAULT_HOLD_S = 30.0  # a batch of agents that starts together is there within seconds
 
@@ -48,6 +48,7 @@ class Reserve(HTTPEndpoint):
         context = context_of(request)
         wanted = parse_reserve(await read_json(request, context.settings.server))
         model = context.model_of_kind(wanted.model, "decoder", "a reservation")
+        passage_of(request).notes["model"] = model.name
         priority = terms_of(request, task="reserve").priority
         kept = context.inference.reserve(
             principal_of(request).name, model.name, wanted.requests, wanted.hold_s, priority=priority

@@ -16,7 +16,8 @@ from magnitude.text.usage import Usage
 
 class AnswerCost(msgspec.Struct, frozen=True, kw_only=True):
     """What one generation took. `total_s` runs from the request's arrival to its last token; `batch` is the mean
-    number of generations that decoded together, this one included. `cut`: why the answer is shorter than asked."""
+    number of generations that decoded together, this one included, and 0 without a decode step. `cut`: why the answer
+    is shorter than asked."""
 
     usage: Usage
     queue_s: float
@@ -60,8 +61,9 @@ class AnswerCost(msgspec.Struct, frozen=True, kw_only=True):
             "X-Magnitude-Prompt-Tokens": str(self.usage.prompt_tokens),
             "X-Magnitude-Completion-Tokens": str(self.usage.completion_tokens),
             "X-Magnitude-Cached-Tokens": str(self.usage.cached_tokens),
-            "X-Magnitude-Batch": f"{self.batch:.2f}",
         }
+        if self.batch:
+            headers["X-Magnitude-Batch"] = f"{self.batch:.2f}"
         if self.slot is not None:
             headers["X-Magnitude-Slot"] = str(self.slot)
         if self.cut:

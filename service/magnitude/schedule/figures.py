@@ -6,6 +6,9 @@ import msgspec
 
 
 class KvFigures(msgspec.Struct, frozen=True, kw_only=True):
+    """KV slots and prefixes of one model; counts since the start. `reused_tokens` were not computed again; of those,
+    some were copied from another slot and some read from disk. Misses by reason."""
+
     hits: int
     misses: dict[str, int]
     reused_tokens: int
@@ -23,6 +26,8 @@ class KvFigures(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class SegmentFigures(msgspec.Struct, frozen=True, kw_only=True):
+    """Means of one kind of task: a model call computes, and a conversation waits until its next one."""
+
     task: str
     compute_s: float
     compute_samples: int
@@ -31,6 +36,8 @@ class SegmentFigures(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Capacity(msgspec.Struct, frozen=True, kw_only=True):
+    """`conversations` would keep `compute_slots` busy; up to `limit` are taken in freely; `alive` are there now."""
+
     compute_slots: int
     conversations: float
     limit: float
