@@ -13,7 +13,9 @@ from magnitude.engine.encoder import EncodeJob, Encoder
 from magnitude.engine.generation import Generation, check_generate, take_slot
 from magnitude.engine.kv import KvMemory
 from magnitude.engine.process import forget_mapped_pages, trim_heap
-from magnitude.engine.protocol import Embed, Generate, InferTensors, LoadModel, Measure, TensorInfo
+from magnitude.engine.protocol import Embed, EmbedAndRank, Generate, InferTensors, LoadModel, Measure, TensorInfo
+from magnitude.engine.ranking import RankJob
+from magnitude.engine.run_pool import PoolUse, RunPool
 from magnitude.engine.sampling import Sampler, check_settings
 from magnitude.engine.sessions import describe, open_session
 from magnitude.engine.slide import SlidingWindow, can_slide
@@ -25,7 +27,7 @@ from magnitude.models.description import ModelDescription
 if TYPE_CHECKING:
     from magnitude.engine.grammar import Grammar, GrammarTokenizer
 
-RunJob = EncodeJob | TensorJob
+RunJob = EncodeJob | RankJob | TensorJob
 
 
 class LoadedModel:
@@ -39,6 +41,7 @@ class LoadedModel:
         self._grammar_tokenizer: GrammarTokenizer | None = None
         self._decoder: Decoder | None = None
         self._encoder: Encoder | None = None
+        self._pool: RunPool | None = None
         self._kv: KvMemory | None = None
         self.batch: RunningBatch | None = None  # of a decoder
         self.max_inter_token_s = request.max_inter_token_ms / 1000
@@ -61,13 +64,21 @@ class LoadedModel:
                     raise
                 self.batch = RunningBatch(self._decoder, request.max_batch)
             case "embedder" | "reranker":
-                self._encoder = Encoder(request.model, self._session)
+                self._pool = RunPool()
+                self._encoder = Encoder(
+                    request.model, self._session, max_run_s=self.max_inter_token_s, pool=self._pool
+                )
             case "tensors":
                 pass
 
     @property
     def name(self) -> str:
         return self.description.name
+
+    @property
+    def pool_use(self) -> PoolUse:
+        """What the runs of an encoder leave behind; nothing for other models."""
+        return self._pool.use if self._pool is not None else PoolUse()
 
     def check(self, request: Generate) -> None:
         """Raise `RequestError` for a request that cannot run here."""
@@ -178,6 +189,11 @@ class LoadedModel:
         if self._encoder is None:
             raise self._cannot("embed text")
         return EncodeJob(request, self._encoder, clock)
+
+    def open_ranking(self, request: EmbedAndRank, clock: Callable[[], float]) -> RankJob:
+        if self._encoder is None or self.description.kind != "embedder":
+            raise self._cannot("embed text")
+        return RankJob(request, self._encoder, clock)
 
     def open_tensors(self, request: InferTensors, clock: Callable[[], float]) -> TensorJob:
         if self._decoder is not None:

@@ -25,6 +25,7 @@ from magnitude.engine.protocol import (
     Drain,
     Drained,
     Embed,
+    EmbedAndRank,
     Failed,
     Generate,
     GetStats,
@@ -40,6 +41,7 @@ from magnitude.engine.protocol import (
     ToEngine,
     UnloadModel,
 )
+from magnitude.engine.run_pool import PoolUse
 from magnitude.engine.slot_header import SlotState
 from magnitude.engine.stats import Progress, read_memory
 from magnitude.engine.work import Run, Work
@@ -206,7 +208,7 @@ class EngineLoop:
         message = event.message
         try:
             match message:
-                case Generate() | Embed() | InferTensors():
+                case Generate() | Embed() | EmbedAndRank() | InferTensors():
                     self._open(message, event)
                 case CancelRequest():
                     self._cancel(message.target)
@@ -233,7 +235,7 @@ class EngineLoop:
             if event.fd is not None:
                 os.close(event.fd)
 
-    def _open(self, message: Generate | Embed | InferTensors, event: Arrived) -> None:
+    def _open(self, message: Generate | Embed | EmbedAndRank | InferTensors, event: Arrived) -> None:
         if self._closed:
             raise EngineError("the engine takes nothing new", code="engine_draining", hint="Ask again in a moment")
         request_id = message.request_id
@@ -256,6 +258,8 @@ class EngineLoop:
                     self._builder.submit(self._build_grammar, model, message)
             case Embed():
                 self._work.add(model.open_embed(message, self._clock))
+            case EmbedAndRank():
+                self._work.add(model.open_ranking(message, self._clock))
             case InferTensors():
                 self._work.add(model.open_tensors(message, self._clock))
 
@@ -367,6 +371,9 @@ class EngineLoop:
 
     def _stats(self, request_id: int) -> Stats:
         memory = read_memory()
+        pool = max(
+            (model.pool_use for model in self._models.values()), key=lambda use: use.peak_bytes, default=PoolUse()
+        )
         return Stats(
             request_id=request_id,
             rss_bytes=memory.rss_bytes,
@@ -374,6 +381,9 @@ class EngineLoop:
             open_requests=len(self._work) + len(self._waiting),
             steps=self._progress.steps,
             models=tuple(self._models),
+            run_pool_bytes=pool.held_bytes,
+            run_pool_peak_bytes=pool.peak_bytes,
+            run_pool_mean_bytes=pool.mean_bytes,
         )
 
     def _failed(self, request_id: int, error: Exception) -> Failed:

@@ -139,6 +139,17 @@ class Embed(Message, frozen=True, kw_only=True, tag="embed"):
     token_types: list[list[int]] = []
 
 
+class EmbedAndRank(Message, frozen=True, kw_only=True, tag="embed_and_rank"):
+    """Rank `documents` (token ids with their special tokens) by the cosine of their vectors to the `query`'s.
+    Answered by `Ranked`; vectors stay in the engine."""
+
+    request_id: int
+    model: str
+    query: list[int]
+    documents: list[list[int]]
+    top_k: int
+
+
 class Tensor(Message, frozen=True, kw_only=True, tag="tensor"):
     """A plain tensor: `data` is C-ordered, little-endian; `dtype` is NumPy's name (strings are not carried)."""
 
@@ -302,6 +313,15 @@ class Vectors(Message, frozen=True, kw_only=True, tag="vectors"):
     run_s: float
 
 
+class Ranked(Message, frozen=True, kw_only=True, tag="ranked"):
+    """Which documents come first, and their cosines, best first."""
+
+    request_id: int
+    indices: list[int]
+    scores: list[float]
+    run_s: float
+
+
 class TensorsOut(Message, frozen=True, kw_only=True, tag="tensors_out"):
     request_id: int
     outputs: list[Tensor]
@@ -315,6 +335,10 @@ class Stats(Message, frozen=True, kw_only=True, tag="stats"):
     open_requests: int
     steps: int
     models: tuple[str, ...]
+    # Heap that encoder runs leave behind for the next one: held now, the highest, and the mean over all runs.
+    run_pool_bytes: int = 0
+    run_pool_peak_bytes: int = 0
+    run_pool_mean_bytes: int = 0
 
 
 class Drained(Message, frozen=True, kw_only=True, tag="drained"):
@@ -337,6 +361,7 @@ ToEngine = (
     | UnloadModel
     | Generate
     | Embed
+    | EmbedAndRank
     | InferTensors
     | CancelRequest
     | Measure
@@ -355,6 +380,7 @@ ToService = (
     | Steps
     | Measured
     | Vectors
+    | Ranked
     | TensorsOut
     | Stats
     | Drained

@@ -19,17 +19,13 @@ from magnitude.config.schedule import ScheduleSettings
 from magnitude.engine.client import EngineLink
 from magnitude.engine.protocol import (
     CancelRequest,
-    Embed,
     Failed,
     Finished,
-    InferTensors,
     Message,
     PrefillProgress,
     Tensor,
     TensorInfo,
-    TensorsOut,
     ToService,
-    Vectors,
 )
 from magnitude.errors import (
     DeadlineExceeded,
@@ -71,15 +67,17 @@ from magnitude.schedule.inference import (
     GenerationTask,
     KeptConversation,
     Priority,
+    RankedResult,
     Reservation,
     ServiceHealth,
     ServiceState,
     VectorsResult,
 )
 from magnitude.schedule.open_generation import OpenGeneration
-from magnitude.schedule.open_tasks import OpenRun, OpenTask, unexpected
+from magnitude.schedule.open_tasks import OpenRun, OpenTask
 from magnitude.schedule.plan import ModelPlan
 from magnitude.schedule.report import EngineView, health_of, state_of
+from magnitude.schedule.runs import Runs
 from magnitude.schedule.served_models import ServedModels
 from magnitude.schedule.slot_files import SlotFiles
 from magnitude.schedule.slot_terms import Placement
@@ -111,6 +109,17 @@ class Dispatcher:
             settings=kv or KvSettings(),
             files=files,
             changed=self._places_changed,
+            clock=clock,
+        )
+        self._runs = Runs(
+            self.models_served,
+            submit=self._submit,
+            close=self._closed,
+            withdraw=self._withdraw,
+            next_id=self.next_id,
+            busy=self._generates,
+            settings=schedule,
+            max_queue=max_queue,
             clock=clock,
         )
         self._admission = Admission(
@@ -155,6 +164,7 @@ class Dispatcher:
 
     async def close(self) -> None:
         """Keep what can be kept and give all KV memory back, once the engine is gone."""
+        await self._runs.gate.close()
         if self._timer is not None:
             self._timer.cancel()
         if self._restoring:
@@ -243,27 +253,23 @@ class Dispatcher:
         deadline: Deadline | None = None,
         client: str = "",
     ) -> VectorsResult:
-        plan = self.models_served.usable(model, ("embedder", "reranker"), "encode text")
-        request_id = self.next_id()
-        message = Embed(request_id=request_id, model=plan.description.name, inputs=inputs, token_types=token_types)
-        tokens = sum(map(len, inputs))
-        submit = Submit(
-            request_id,
-            "run",
-            plan.description.name,
-            client=client,
-            priority=priority,
-            deadline=deadline,
-            task="embed",
-            tokens=tokens,
+        return await self._runs.embed(model, inputs, token_types, priority=priority, deadline=deadline, client=client)
+
+    async def embed_and_rank(
+        self,
+        model: str,
+        query: list[int],
+        documents: list[list[int]],
+        top_k: int,
+        *,
+        request_key: str,
+        priority: Priority = "normal",
+        deadline: Deadline | None = None,
+        client: str = "",
+    ) -> RankedResult:
+        return await self._runs.embed_and_rank(
+            model, query, documents, top_k, priority=priority, deadline=deadline, client=client
         )
-        run = self._run(submit, message, kind="embed", tokens=tokens)
-        answer = await run.answer()
-        if not isinstance(answer, Vectors):
-            raise unexpected(answer)
-        row_bytes = 4 * answer.width
-        rows = [answer.data[start : start + row_bytes] for start in range(0, len(answer.data), row_bytes)]
-        return VectorsResult(width=answer.width, rows=rows, queue_s=run.queue_s, run_s=answer.run_s)
 
     async def infer(
         self,
@@ -276,22 +282,7 @@ class Dispatcher:
         deadline: Deadline | None = None,
         client: str = "",
     ) -> list[Tensor]:
-        plan = self.models_served.usable(model, ("tensors", "embedder", "reranker"), "take plain tensors")
-        request_id = self.next_id()
-        message = InferTensors(request_id=request_id, model=plan.description.name, inputs=inputs, outputs=outputs)
-        submit = Submit(
-            request_id,
-            "run",
-            plan.description.name,
-            client=client,
-            priority=priority,
-            deadline=deadline,
-            task="infer",
-        )
-        answer = await self._run(submit, message, kind="infer", tokens=0).answer()
-        if not isinstance(answer, TensorsOut):
-            raise unexpected(answer)
-        return answer.outputs
+        return await self._runs.infer(model, inputs, outputs, priority=priority, deadline=deadline, client=client)
 
     def reserve(
         self, client: str, model: str, requests: int, hold_s: float, *, priority: Priority = "normal"
@@ -379,6 +370,9 @@ class Dispatcher:
 
     # --- inside ---
 
+    def _generates(self) -> bool:
+        return any(isinstance(task, OpenGeneration) and task.has_started for task in self._open.values())
+
     def _places_changed(self) -> None:
         self._decide(PlacesChanged())
 
@@ -395,19 +389,6 @@ class Dispatcher:
             if refusal is not None:
                 task.fail(refusal)
                 task.withdraw()
-
-    def _run(self, submit: Submit, message: Message, *, kind: str, tokens: int) -> OpenRun:
-        run = OpenRun(
-            submit.request_id,
-            submit.model,
-            message,
-            kind=kind,
-            tokens=tokens,
-            close=self._closed,
-            withdraw=self._withdraw,
-        )
-        self._submit(run, submit)
-        return run
 
     def _submit(self, task: OpenTask, submit: Submit) -> None:
         self._open[task.request_id] = task

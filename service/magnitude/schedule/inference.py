@@ -108,6 +108,15 @@ class VectorsResult(msgspec.Struct, frozen=True, kw_only=True):
     batch: float = 0.0
 
 
+class RankedResult(msgspec.Struct, frozen=True, kw_only=True):
+    """Documents that come first, and the cosines of their vectors to the query's, best first."""
+
+    indices: list[int]
+    scores: list[float]
+    queue_s: float
+    run_s: float
+
+
 class Reservation(msgspec.Struct, frozen=True, kw_only=True):
     """Room that is kept for `granted` requests of `client` to `model` until `until_s` (monotonic). `reason`: why it
     is less than what was asked for, "" when it is not."""
@@ -208,6 +217,22 @@ class Inference(Protocol):
     ) -> VectorsResult:
         """Run an embedder or reranker on token ids (special tokens included). Raises `DeadlineExceeded` at a hard
         deadline; a soft one only orders the queue, since there is nothing to cut."""
+        ...
+
+    async def embed_and_rank(
+        self,
+        model: str,
+        query: list[int],
+        documents: list[list[int]],
+        top_k: int,
+        *,
+        request_key: str,
+        priority: Priority = "normal",
+        deadline: Deadline | None = None,
+        client: str = "",
+    ) -> RankedResult:
+        """The `top_k` documents (token ids, special tokens included) whose vectors are nearest to the query's. The
+        vectors stay in the engine. Deadlines as with `embed`."""
         ...
 
     async def infer(
