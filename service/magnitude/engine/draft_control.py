@@ -78,9 +78,7 @@ class DraftCosts:
         _update(self._verifies, positions, seconds)
 
     def step_s(self, rows: int) -> float:
-        """0 for no rows. Raises `KeyError` unless `known`."""
-        if rows == 0:
-            return 0.0
+        """Raises `KeyError` unless `known`."""
         # Batch steps grow by about half a single step a row (14.2, 20.6, 30.7 ms for 2, 4, 8 rows against 11.3).
         return _between(self._steps, rows, 0.25)
 
@@ -155,9 +153,9 @@ class _Class:
 class DraftControl:
     """Decides for one generation. `costs` is shared with the others of its model.
 
-    Before each step, ask `length`; after it, tell `plain_step` or `verified`. `rows` is always the number of
-    generations that take the plain step of that turn, this one included: a draft takes it out of the batch into a run
-    of its own, which must pay for what the batch would have done at once.
+    Before a draft, ask `length`; after a step, tell `plain_step` or `verified`. `rows` is always the number of
+    generations that decode, this one included. With several, a verification is a run beside the step of all, in which
+    this generation takes part as well: it pays when its tokens come faster than those of the batch.
     """
 
     def __init__(self, costs: DraftCosts) -> None:
@@ -166,25 +164,27 @@ class DraftControl:
         self._credit_tokens = _FIRST_CREDIT_TOKENS
 
     def length(self, strength: int, most: int, rows: int, draft_s: float = 0.0) -> int:
-        """How many of at most `most` tokens to draft; 0: a plain step is better.
+        """How many of at most `most` tokens to draft; 0: plain steps are better.
 
         `strength`: tokens of the match, or `BY_MODEL`. `draft_s`: what drafting one token takes.
         """
         if most < 1 or not self._costs.known:
             return 0
         of_class = self._class(strength)
-        plain_s = self._costs.step_s(rows)
-        rest_s = self._costs.step_s(rows - 1)
-        best, best_rate = 0, rows / plain_s
+        step_s = self._costs.step_s(rows)
+        # Alone, a verification takes the place of the step; otherwise it comes on top.
+        beside_tokens, beside_s = (rows, step_s) if rows > 1 else (0, 0.0)
+        best, best_rate = 0, rows / step_s
         trial = 0  # the shortest draft that would pay if all of it stood
         for drafted in range(1, most + 1):
-            run_s = rest_s + self._costs.verify_s(drafted + 1) + drafted * draft_s
+            run_s = self._costs.verify_s(drafted + 1) + drafted * draft_s
+            run_tokens = run_s * rows / step_s  # what plain steps give in that time
             # What is likely lost: the more certain the draft, the more may be ventured on it.
-            if (run_s - plain_s) * (1.0 - of_class.first.value) > self._credit_tokens * plain_s / rows:
+            if (run_tokens - 1.0) * (1.0 - of_class.first.value) > self._credit_tokens:
                 break
-            if trial == 0 and (rows + drafted) * plain_s > rows * run_s:
+            if trial == 0 and 1 + drafted > run_tokens:
                 trial = drafted
-            rate = (rows - 1 + of_class.expected_tokens(drafted)) / run_s
+            rate = (beside_tokens + of_class.expected_tokens(drafted)) / (beside_s + run_s)
             if rate > best_rate:
                 best, best_rate = drafted, rate
         if best or not trial:
@@ -199,9 +199,8 @@ class DraftControl:
     def verified(self, strength: int, drafted: int, accepted: int, rows: int, draft_s: float = 0.0) -> None:
         """A run with `drafted` tokens was done, and `accepted` of them stood."""
         self._class(strength).observe(drafted, accepted)
-        costs = self._costs
-        run_s = costs.step_s(rows - 1) + costs.verify_s(drafted + 1) + drafted * draft_s
-        self._earn(rows + accepted - rows * run_s / costs.step_s(rows))
+        run_s = self._costs.verify_s(drafted + 1) + drafted * draft_s
+        self._earn(1 + accepted - run_s * rows / self._costs.step_s(rows))
 
     def _earn(self, tokens: float) -> None:
         self._credit_tokens = min(self._credit_tokens + tokens, _MOST_CREDIT_TOKENS)
