@@ -1,0 +1,89 @@
+"""Speculation of one generation: where drafts come from, and whether one is worth its run.
+
+Verification needs no rule of its own. The sampler's noise belongs to the position (`sampling.py`), so the token that
+plain decoding draws at a position is a function of the logits there, and drafts are only guesses of it: a run computes
+the logits behind every drafted token, the ordinary sampler draws along them, and what was drafted differently is
+dropped with all behind it. For a draft that does not depend on the noise this is rejection sampling: it is accepted
+with exactly the probability that the target gives it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import msgspec
+
+from magnitude.engine.draft_control import BY_MODEL, DraftControl, DraftCosts
+from magnitude.engine.draft_model import DraftModel, DraftStream
+from magnitude.engine.prompt_lookup import PromptLookup
+
+
+class Draft(msgspec.Struct, frozen=True):
+    """Guessed next tokens, and what the guess rests on (`DraftControl`)."""
+
+    ids: list[int]
+    strength: int
+
+
+class Speculation:
+    """Drafts for one generation of a model.
+
+    `costs` and `model` (None: no draft model) are shared by the generations of that model. Drafts have at most `most`
+    tokens. `drafted` and `accepted` count tokens.
+    """
+
+    def __init__(self, costs: DraftCosts, most: int, model: DraftModel | None = None) -> None:
+        self.drafted = self.accepted = 0
+        self._most = most
+        self._costs = costs
+        self._control = DraftControl(costs)
+        self._lookup = PromptLookup()
+        self._model = model
+        self._stream: DraftStream | None = None
+
+    def draft(self, ids: Sequence[int], room: int, rows: int) -> Draft | None:
+        """A draft of at most `room` tokens that continues `ids`; None where plain decoding is better.
+
+        `ids` begin with those of the call before. `rows` generations decode.
+        """
+        most = min(self._most, room)
+        if most < 1:
+            return None
+        self._lookup.extend(ids[len(self._lookup) :])
+        if match := self._lookup.match():
+            count = self._control.length(match.tokens, most, rows)
+            if count:
+                return Draft(self._lookup.following(match, count), match.tokens)
+        return self._by_model(ids, most, rows)
+
+    def _by_model(self, ids: Sequence[int], most: int, rows: int) -> Draft | None:
+        if self._model is None:
+            return None
+        count = self._control.length(BY_MODEL, most, rows, self._model.token_s)
+        if not count:
+            return None
+        if self._stream is None:
+            self._stream = self._model.open_stream()
+            if self._stream is None:
+                return None
+        drafted = self._stream.propose(ids, count)
+        return Draft(drafted, BY_MODEL) if drafted else None
+
+    def plain_step(self) -> None:
+        """The generation took part in a step without a draft."""
+        self._control.plain_step()
+
+    def verified(self, draft: Draft, accepted: int, rows: int, run_s: float) -> None:
+        """The run that verified `draft` took `run_s`, and `accepted` of its tokens stood."""
+        drafted = len(draft.ids)
+        self.drafted += drafted
+        self.accepted += accepted
+        self._costs.observe_verify(drafted + 1, run_s)
+        draft_s = self._model.token_s if self._model is not None and draft.strength == BY_MODEL else 0.0
+        self._control.verified(draft.strength, drafted, accepted, rows, draft_s)
+
+    def close(self) -> None:
+        """Give back the place in the draft model. Safe to call twice."""
+        if self._stream is not None:
+            self._stream.close()
+            self._stream = None
