@@ -1,10 +1,10 @@
 """Speculation of one generation: where drafts come from, and whether one is worth its run.
 
 Verification needs no rule of its own. The sampler's noise belongs to the position (`sampling.py`), so the token that
-plain decoding draws at a position is a function of the logits there, and drafts are only guesses of it: a run computes
-the logits behind every drafted token, the ordinary sampler draws along them, and what was drafted differently is
-dropped with all behind it. For a draft that does not depend on the noise this is rejection sampling: it is accepted
-with exactly the probability that the target gives it.
+plain decoding draws at a position is a function of the logits there, and drafts are only guesses of it. A run computes
+the logits behind every drafted token, the ordinary sampler draws along them, and from the first token that was drafted
+differently on, the draft is dropped. A draft that does not depend on the noise is so accepted with exactly the
+probability that the target gives it: rejection sampling, with the distribution of plain decoding.
 """
 
 from __future__ import annotations
@@ -34,6 +34,7 @@ class Speculation:
 
     def __init__(self, costs: DraftCosts, most: int, model: DraftModel | None = None) -> None:
         self.drafted = self.accepted = 0
+        self._verified: tuple[Draft, int] | None = None  # the last one, whose time is not told yet
         self._most = most
         self._costs = costs
         self._control = DraftControl(costs)
@@ -73,14 +74,21 @@ class Speculation:
         """The generation took part in a step without a draft."""
         self._control.plain_step()
 
-    def verified(self, draft: Draft, accepted: int, rows: int, run_s: float) -> None:
-        """The run that verified `draft` took `run_s`, and `accepted` of its tokens stood."""
-        drafted = len(draft.ids)
-        self.drafted += drafted
+    def count(self, draft: Draft, accepted: int) -> None:
+        """`draft` was verified, and `accepted` of its tokens stood."""
+        self.drafted += len(draft.ids)
         self.accepted += accepted
-        self._costs.observe_verify(drafted + 1, run_s)
+        self._verified = draft, accepted
+
+    def took(self, rows: int, run_s: float) -> None:
+        """The verification that was counted last took `run_s` while `rows` generations decoded."""
+        if self._verified is None:
+            return
+        draft, accepted = self._verified
+        self._verified = None
+        self._costs.observe_verify(len(draft.ids) + 1, run_s)
         draft_s = self._model.token_s if self._model is not None and draft.strength == BY_MODEL else 0.0
-        self._control.verified(draft.strength, drafted, accepted, rows, draft_s)
+        self._control.verified(draft.strength, len(draft.ids), accepted, rows, draft_s)
 
     def close(self) -> None:
         """Give back the place in the draft model. Safe to call twice."""
