@@ -1,9 +1,9 @@
 """Speculation of one generation: where drafts come from, and whether one is worth its run.
 
 Verification needs no rule of its own. The sampler's noise belongs to the position (`sampling.py`), so the token that
-plain decoding draws at a position is a function of the logits there, and drafts are only guesses of it. A run computes
-the logits behind every drafted token, the ordinary sampler draws along them, and from the first token that was drafted
-differently on, the draft is dropped. A draft that does not depend on the noise is so accepted with exactly the
+plain decoding draws at a position is a function of the logits there, and drafts are only guesses of it. A run gives
+the logits behind every drafted token, the ordinary sampler draws along them, and from the first token on that was
+drafted differently the draft is dropped. A draft that does not depend on the noise is so accepted with exactly the
 probability that the target gives it: rejection sampling, with the distribution of plain decoding.
 """
 
