@@ -16,6 +16,7 @@ from magnitude.engine.process import forget_mapped_pages, trim_heap
 from magnitude.engine.protocol import Embed, Generate, InferTensors, LoadModel, Measure, TensorInfo
 from magnitude.engine.sampling import Sampler, check_settings
 from magnitude.engine.sessions import describe, open_session
+from magnitude.engine.speculation import Speculation
 from magnitude.engine.tensors import TensorJob
 from magnitude.errors import MagnitudeError, ModelError, RequestError
 from magnitude.models.description import ModelDescription
@@ -123,8 +124,14 @@ class LoadedModel:
             ),
             grammar=grammar,
             received_s=received_s,
+            speculation=self._speculation(request),
             clock=clock,
         )
+
+    def _speculation(self, request: Generate) -> Speculation | None:
+        if not request.max_draft or self._decoder is None or self.batch is None or not self._decoder.can_verify:
+            return None
+        return Speculation(self.batch.draft_costs, request.max_draft)
 
     def measure(self, request: Measure, clock: Callable[[], float]) -> tuple[float, ...]:
         """Median time of a decode step for each number of rows. What the slots held is lost."""
