@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -19,11 +20,13 @@ from magnitude.engine.draft_control import BY_MODEL, DraftCosts
 from magnitude.engine.draft_model import DraftModel
 from magnitude.engine.generation import Generation, take_slot
 from magnitude.engine.grammar import GrammarTokenizer
-from magnitude.engine.kv import KvMemory
+from magnitude.engine.kv import KvMemory, trusted_length
 from magnitude.engine.protocol import (
     Finished,
     Generate,
     GrammarSpec,
+    Loaded,
+    LoadModel,
     Message,
     SamplerSettings,
     TokenLogprob,
@@ -167,8 +170,6 @@ class Bench:
         grammar = None
         if request.grammar is not None:
             if self._grammars is None:
-                from pathlib import Path
-
                 text = (Path(self._model.folder) / "tokenizer.json").read_text()
                 self._grammars = GrammarTokenizer(text, VOCAB, [EOS])
             grammar = self._grammars.start(request.grammar)
@@ -183,8 +184,6 @@ class Bench:
         )
 
     def _check_header(self, slot: int, ids: list[int], fields: dict[str, Any]) -> None:
-        from magnitude.engine.kv import trusted_length
-
         text = [*fields.get("prompt", [5, 9, 5]), *ids]
         header = self._kv.read_header(slot)
         length = trusted_length(header, MODEL_HASH, self._kv.layout.layout_id, text)
@@ -274,8 +273,10 @@ def test_a_draft_never_goes_beyond_the_slot_or_the_wished_length(bench: Bench):
     always = Guesses(lambda text: [1] * 50)
     (told,) = bench.run(always, sampler=SamplerSettings(temperature=1.0), max_new_tokens=500)
     assert (len(told.ids), told.end and told.end.reason) == (room, "length")
-    (told,) = bench.run(always, sampler=SamplerSettings(temperature=1.0), max_new_tokens=2)
+    short = Guesses(lambda text: [1] * 50)
+    (told,) = bench.run(short, sampler=SamplerSettings(temperature=1.0), max_new_tokens=2)
     assert len(told.ids) == 2
+    assert short.drafted == 0  # the second token is the last one: nothing could follow a draft of it
 
 
 def quantile(degrees: int, sigmas: float) -> float:
@@ -382,8 +383,42 @@ def test_a_draft_model_is_asked_where_the_text_is_new_and_given_back_at_the_end(
     assert model.open_stream() is None
 
 
+def load_with_draft(engine: EngineDriver, model: ModelDescription, draft: ModelDescription, kv: KvFile) -> Loaded:
+    request_id = engine.new_id()
+    engine.send(LoadModel(request_id=request_id, model=model, threads=1, kv=kv.layout, draft=draft), kv.fd)
+    return engine.wait(Loaded, request_id)
+
+
+def test_an_engine_drafts_with_a_second_model_and_gives_the_same_text(
+    engine: EngineDriver, tmp_path: Path, new_kv: Callable[..., KvFile]
+):
+    model = write_decoder(tmp_path / "model", all_positions=True)
+    loaded = load_with_draft(engine, model, write_decoder(tmp_path / "draft"), new_kv(model, slots=1, max_len=256))
+    assert loaded.draft_failure == ""
+    prompt = [(i * 37) % 250 for i in range(40)]
+    plain, _ = engine.generate(prompt, max_new_tokens=60)
+    drafted, end = engine.generate(prompt, max_new_tokens=60, max_draft=4)
+    assert isinstance(end, Finished)
+    assert drafted == plain
+    assert end.accepted_tokens > 0
+
+
+def test_a_draft_model_of_another_vocabulary_is_reported_and_the_target_serves(
+    engine: EngineDriver, tmp_path: Path, new_kv: Callable[..., KvFile]
+):
+    model = write_decoder(tmp_path / "model", all_positions=True)
+    draft = write_decoder(tmp_path / "draft")
+    tokenizer = tmp_path / "draft" / "tokenizer.json"
+    tokenizer.write_text(tokenizer.read_text().replace("hello", "goodbye"))
+    loaded = load_with_draft(engine, model, draft, new_kv(model, slots=1, max_len=256))
+    assert "other tokens" in loaded.draft_failure
+    ids, end = engine.generate([1, 2, 3], max_new_tokens=20, max_draft=4)
+    assert isinstance(end, Finished)
+    assert len(ids) == 20
+
+
 def test_an_engine_drafts_from_a_repeating_text_and_says_so(
-    engine: EngineDriver, tmp_path: Any, new_kv: Callable[..., KvFile]
+    engine: EngineDriver, tmp_path: Path, new_kv: Callable[..., KvFile]
 ):
     model = write_decoder(tmp_path / "model", all_positions=True)
     engine.load(model, new_kv(model, slots=1, max_len=256))

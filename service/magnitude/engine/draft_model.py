@@ -8,13 +8,18 @@ and is computed again whenever it is not there.
 from __future__ import annotations
 
 import json
+import os
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, Protocol
 
+from magnitude.engine.decoder import Decoder
+from magnitude.engine.kv import KvMemory
+from magnitude.engine.kv_layout import KvLayout
 from magnitude.engine.sampling import F32
-from magnitude.errors import ModelError
+from magnitude.engine.sessions import open_session
+from magnitude.errors import MagnitudeError, ModelError
 from magnitude.models.description import ModelDescription
 
 # Ids that it takes in at once while it is behind (after a prompt). Each time a running answer waits for it, so the
@@ -153,3 +158,39 @@ class DraftStream:
         if self._model is not None:
             self._model.give_back(self._row)
             self._model = None
+
+
+class LoadedDraftModel:
+    """A draft model with its session and its KV memory, a slot a stream. `drafts` is what generations use.
+
+    Raises `ModelError` when it does not suit `target` or cannot be loaded, `EngineError` when its memory cannot be
+    mapped.
+    """
+
+    def __init__(
+        self, description: ModelDescription, target: ModelDescription, *, threads: int, streams: int, max_len: int
+    ) -> None:
+        check_same_vocabulary(target, description)
+        assert description.decoder is not None
+        session = open_session(Path(description.folder) / description.graph_file, threads)
+        max_len = min(max_len, description.decoder.context_length)
+        layout = KvLayout.of(description.decoder, slots=streams, max_len=max_len)
+        fd = os.memfd_create(f"draft-kv-{description.name}")
+        try:
+            os.ftruncate(fd, layout.total_bytes)
+            self._kv = KvMemory(fd, layout)
+        finally:
+            os.close(fd)
+        try:
+            self._decoder = Decoder(description, session, self._kv, max_batch=streams)
+        except MagnitudeError:
+            self._kv.close()
+            raise
+        for row in range(streams):
+            self._decoder.show(row, row)
+        self.drafts = DraftModel(self._decoder, streams=streams, max_len=max_len)
+
+    def close(self) -> None:
+        """Let go of session, bindings and memory."""
+        self._decoder.close()
+        self._kv.close()

@@ -176,6 +176,7 @@ class Dispatcher:
             self.next_id(),
             msgspec.structs.replace(task, model=plan.description.name),
             prefill_chunk=plan.strategy.prefill_chunk,
+            max_draft=plan.strategy.max_draft,
             close=self._closed,
             withdraw=self._withdraw,
         )

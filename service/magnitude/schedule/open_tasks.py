@@ -61,12 +61,14 @@ class OpenGeneration(OpenTask):
         task: GenerationTask,
         *,
         prefill_chunk: int,
+        max_draft: int = 0,
         close: Close,
         withdraw: Callable[[int], None],
     ) -> None:
         super().__init__(request_id, task.model, close=close, withdraw=withdraw)
         self._task = task
         self._prefill_chunk = prefill_chunk
+        self._max_draft = max_draft
         self._new_tokens = 0
         self._complete = False
         self._emissions: asyncio.Queue[Emission | MagnitudeError] = asyncio.Queue()
@@ -108,6 +110,7 @@ class OpenGeneration(OpenTask):
             stop_ids=task.stop_ids,
             logprobs=task.logprobs,
             prefill_chunk=self._prefill_chunk,
+            max_draft=self._max_draft,
         )
 
     def receive(self, message: Message) -> bool:
@@ -131,6 +134,8 @@ class OpenGeneration(OpenTask):
                             queue_s=self.queue_s + message.wait_s,
                             prefill_s=message.prefill_s,
                             decode_s=message.decode_s,
+                            drafted_tokens=message.drafted_tokens,
+                            accepted_tokens=message.accepted_tokens,
                         )
                     )
                 return True
