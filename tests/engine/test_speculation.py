@@ -106,7 +106,7 @@ class Guesses(Speculation):
 
 
 class FakeModel:
-    def __init__(self, batch: RunningBatch, max_inter_token_s: float = 1.0) -> None:
+    def __init__(self, batch: RunningBatch, max_inter_token_s: float) -> None:
         self.batch = batch
         self.max_inter_token_s = max_inter_token_s
 
@@ -142,11 +142,11 @@ class Bench:
         self.decoder = FakeDecoder()
         self._grammars: GrammarTokenizer | None = None
 
-    def run(self, *speculations: Speculation | None, **fields: Any) -> list[Told]:
+    def run(self, *speculations: Speculation | None, limit_s: float = 1.0, **fields: Any) -> list[Told]:
         """One generation for each entry, side by side; returns what they said."""
         self.decoder = FakeDecoder()
         batch = RunningBatch(self.decoder, 4)  # type: ignore[arg-type]
-        work = Work({"tiny": FakeModel(batch)})  # type: ignore[dict-item]
+        work = Work({"tiny": FakeModel(batch, limit_s)})  # type: ignore[dict-item]
         told = {}
         for slot, speculation in enumerate(speculations):
             told[slot] = Told()
@@ -266,6 +266,19 @@ def test_beside_others_each_stream_keeps_its_own_text(bench: Bench):
         assert told.ids == plain.ids
     assert ("step", 4) in bench.decoder.runs
     assert any(kind == "verify" for kind, _ in bench.decoder.runs)
+
+
+def test_no_verification_holds_up_other_streams_beyond_their_limit(bench: Bench):
+    fields = SETTINGS["sampled"]
+    (plain,) = bench.run(None, **fields)
+    for told in bench.run(Guesses(partly_right(plain.ids, [], 3)), None, limit_s=0.0, **fields):
+        assert told.ids == plain.ids
+    kinds = [kind for kind, _ in bench.decoder.runs]
+    both_decode = kinds[kinds.index("piece", kinds.index("piece") + 1) :]
+    assert len(both_decode) > 20
+    assert "verify" not in both_decode
+    bench.run(Guesses(partly_right(plain.ids, [], 3)), limit_s=0.0, **fields)
+    assert any(kind == "verify" for kind, _ in bench.decoder.runs)  # alone it holds up nobody
 
 
 def test_a_draft_never_goes_beyond_the_slot_or_the_wished_length(bench: Bench):

@@ -17,6 +17,7 @@ from magnitude.engine.draft_control import DraftCosts
 from magnitude.engine.generation import Generation
 from magnitude.engine.protocol import Message, StepKind
 from magnitude.engine.run_costs import RunCosts
+from magnitude.engine.speculation import Draft
 
 # A run's result for one of its members: messages for the service, or why it failed.
 Outcome = tuple[Generation, list[Message] | Exception]
@@ -104,7 +105,7 @@ class RunningBatch:
         while self._to_ask:
             member = self._to_ask.pop(0)
             draft = member.draft(rows) if member in self._decoding else None
-            if draft is None or (limit_s is not None and self.draft_costs.verify_s(len(draft.ids) + 1) > limit_s):
+            if draft is None or (limit_s is not None and self._verify_s(draft) > limit_s):
                 continue
             started_s = self._clock()
             ids = [*member.next_ids(), *draft.ids]
@@ -120,6 +121,9 @@ class RunningBatch:
             self._settle([outcome])
             return ran, [outcome]
         return None
+
+    def _verify_s(self, draft: Draft) -> float:
+        return self.draft_costs.verify_s(len(draft.ids) + 1) if self.draft_costs.known else 0.0
 
     def prefill_step(self, limit_s: float | None) -> tuple[Ran, list[Outcome]]:
         """The next piece of a prompt: as large as it may be, or what takes no longer than `limit_s`."""

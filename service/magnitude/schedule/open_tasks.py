@@ -134,8 +134,6 @@ class OpenGeneration(OpenTask):
                             queue_s=self.queue_s + message.wait_s,
                             prefill_s=message.prefill_s,
                             decode_s=message.decode_s,
-                            drafted_tokens=message.drafted_tokens,
-                            accepted_tokens=message.accepted_tokens,
                         )
                     )
                 return True
