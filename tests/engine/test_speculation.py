@@ -13,13 +13,13 @@ import pytest
 from engine_driver import EngineDriver, KvFile
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from tiny_decoder import EOS, layout_of, write_decoder
+from tiny_decoder import EOS, byte_tokenizer, layout_of, write_decoder
 
 from magnitude.engine.batch import RunningBatch
-from magnitude.engine.draft_control import BY_MODEL, DraftCosts
+from magnitude.engine.draft_control import BY_MODEL, FORCED, DraftCosts
 from magnitude.engine.draft_model import DraftModel
 from magnitude.engine.generation import Generation, take_slot
-from magnitude.engine.grammar import GrammarTokenizer
+from magnitude.engine.grammar import Grammar, GrammarTokenizer
 from magnitude.engine.kv import KvMemory, trusted_length
 from magnitude.engine.protocol import (
     Finished,
@@ -94,7 +94,7 @@ class Guesses(Speculation):
         super().__init__(DraftCosts(), most=64)
         self._guess = guess
 
-    def draft(self, ids: Sequence[int], room: int, rows: int) -> Draft | None:
+    def draft(self, ids: Sequence[int], room: int, rows: int, grammar: Grammar | None = None) -> Draft | None:
         guessed = self._guess(list(ids))[: max(room, 0)]
         return Draft(guessed, 16) if guessed else None
 
@@ -366,6 +366,30 @@ def test_a_repeating_text_is_drafted_from_itself_as_soon_as_costs_are_known(benc
     assert len(short.ids) == 2
     assert speculation.draft(text, 0, 1) is None
     assert Speculation(DraftCosts(), 8).draft(text, 100, 1) is None
+
+
+def test_what_a_grammar_forces_is_drafted_and_what_it_forbids_is_not(tiny: ModelDescription):
+    costs = DraftCosts()
+    costs.observe_step(1, 0.010)
+    tokenizer = GrammarTokenizer((Path(tiny.folder) / "tokenizer.json").read_text(), VOCAB, [EOS])
+
+    def ids_of(text: str) -> list[int]:
+        return byte_tokenizer().encode(text).ids
+
+    forcing = tokenizer.start(GrammarSpec(kind="regex", text="yes, sir( and madam)?"))
+    draft = Speculation(costs, 4).draft([1, 2, 3], 100, 1, forcing)
+    assert draft is not None
+    assert draft == Draft(ids_of("yes,"), FORCED)
+    repeating = ids_of("abcdef. abcdef. abc")
+    free = Speculation(costs, 8).draft(repeating, 100, 1)
+    assert free is not None
+    assert free.ids[:5] == ids_of("def. ")
+    letters = tokenizer.start(GrammarSpec(kind="regex", text="[a-f]{1,20}"))
+    bounded = Speculation(costs, 8).draft(repeating, 100, 1, letters)
+    assert bounded is not None
+    assert bounded.ids == ids_of("def")
+    digits = tokenizer.start(GrammarSpec(kind="regex", text="[0-9]{1,20}"))
+    assert Speculation(costs, 8).draft(repeating, 100, 1, digits) is None
 
 
 class CountingDecoder:

@@ -33,8 +33,9 @@ _LOSS_SHARE = 0.01
 _FIRST_CREDIT_TOKENS = 1.0
 _MOST_CREDIT_TOKENS = 8.0
 
-# Strength of a draft made by a model; all others are lengths of a match.
+# Strengths of a draft made by a model and of one that a grammar forces; all others are lengths of a match.
 BY_MODEL = 0
+FORCED = 100
 # By strength, from this one on: acceptance of the first drafted token, and of one behind an accepted one, before
 # anything is known of this text. About what free answers of a 135M model gave at temperatures 0 and 0.7; quotes lie
 # higher (0.6, 0.9 for matches of two tokens) and show it with their first drafts.
@@ -46,6 +47,7 @@ _CLASSES = (
     (6, 0.75, 0.85),
     (9, 0.85, 0.92),
     (16, 0.95, 0.95),
+    (FORCED, 0.95, 0.95),
 )
 # The prior counts as so many drafts. Few: whether a text repeats itself is its own matter and shows at once.
 _PRIOR_WEIGHT = 2.0
@@ -166,7 +168,7 @@ class DraftControl:
     def length(self, strength: int, most: int, rows: int, draft_s: float = 0.0) -> int:
         """How many of at most `most` tokens to draft; 0: plain steps are better.
 
-        `strength`: tokens of the match, or `BY_MODEL`. `draft_s`: what drafting one token takes.
+        `strength`: tokens of the match, `BY_MODEL` or `FORCED`. `draft_s`: what drafting one token takes.
         """
         if most < 1 or not self._costs.known:
             return 0

@@ -206,7 +206,7 @@ class Generation:
         emitted = len(self._ids) - len(self._request.prompt)
         # One position is left for the id that a verification adds to what it accepts.
         room = min(self._request.max_new_tokens - emitted, self._max_len - len(self._ids)) - 1
-        return self._speculation.draft(self._ids, room, rows)
+        return self._speculation.draft(self._ids, room, rows, self._grammar)
 
     def verified(self, draft: Draft, logits: F32) -> list[Message]:
         """The last id and `draft` are in the slot; `logits` `[1 + drafted, vocab_size]` are those after each.

@@ -10,12 +10,16 @@ probability that the target gives it: rejection sampling, with the distribution 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
 import msgspec
 
-from magnitude.engine.draft_control import BY_MODEL, DraftControl, DraftCosts
+from magnitude.engine.draft_control import BY_MODEL, FORCED, DraftControl, DraftCosts
 from magnitude.engine.draft_model import DraftModel, DraftStream
 from magnitude.engine.prompt_lookup import PromptLookup
+
+if TYPE_CHECKING:
+    from magnitude.engine.grammar import Grammar
 
 
 class Draft(msgspec.Struct, frozen=True):
@@ -42,20 +46,32 @@ class Speculation:
         self._model = model
         self._stream: DraftStream | None = None
 
-    def draft(self, ids: Sequence[int], room: int, rows: int) -> Draft | None:
+    def draft(self, ids: Sequence[int], room: int, rows: int, grammar: Grammar | None = None) -> Draft | None:
         """A draft of at most `room` tokens that continues `ids`; None where plain decoding is better.
 
-        `ids` begin with those of the call before. `rows` generations decode.
+        `ids` begin with those of the call before. `rows` generations decode. A `grammar` that has taken in the output
+        so far drafts what it leaves no choice about, and stops drafts where it would stop the output.
         """
         most = min(self._most, room)
         if most < 1:
             return None
+        draft = self._forced(grammar, most, rows) if grammar is not None else None
+        draft = draft or self._repeated(ids, most, rows) or self._by_model(ids, most, rows)
+        if draft is None or grammar is None:
+            return draft
+        allowed = draft.ids[: grammar.matching(draft.ids)]
+        return Draft(allowed, draft.strength) if allowed else None
+
+    def _forced(self, grammar: Grammar, most: int, rows: int) -> Draft | None:
+        forced = grammar.forced()[:most]
+        count = self._control.length(FORCED, len(forced), rows)
+        return Draft(forced[:count], FORCED) if count else None
+
+    def _repeated(self, ids: Sequence[int], most: int, rows: int) -> Draft | None:
         self._lookup.extend(ids[len(self._lookup) :])
-        if match := self._lookup.match():
-            count = self._control.length(match.tokens, most, rows)
-            if count:
-                return Draft(self._lookup.following(match, count), match.tokens)
-        return self._by_model(ids, most, rows)
+        match = self._lookup.match()
+        count = self._control.length(match.tokens, most, rows) if match is not None else 0
+        return Draft(self._lookup.following(match, count), match.tokens) if match is not None and count else None
 
     def _by_model(self, ids: Sequence[int], most: int, rows: int) -> Draft | None:
         if self._model is None:
