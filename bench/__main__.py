@@ -232,6 +232,43 @@ def encoders(
     write_json(json, encoders=figures)
 
 
+@app.command()
+def speculation(
+    rounds: Annotated[int, typer.Option(min=1, help="Interleaved rounds over all prompts.")] = 3,
+    max_tokens: Annotated[int, typer.Option(min=8, help="Most tokens of an answer.")] = 128,
+    models: Annotated[Path | None, typer.Option(help="Folder of models; unset: the imported ones.")] = None,
+    draft_model: Annotated[str, typer.Option(help="Name of a model that drafts as well; empty: none.")] = "",
+    json: Json = None,
+) -> None:
+    """Decode with speculation beside plain decode, on quotes and on free text."""
+    from bench.service_process import running_service
+    from bench.speculation import measure_speculation
+
+    print_machine(console, read_machine())
+    folder = models or models_folder()
+    auto: dict[str, Any] = {"speculation": "auto", "draft_model": draft_model or None}
+    with (
+        running_service(folder, {"engine": {"speculation": "off"}}) as plain,
+        running_service(folder, {"engine": auto}) as drafting,
+        console.status("") as status,
+    ):
+        results = measure_speculation(plain, drafting, rounds, max_tokens, status.update)
+    table = Table("task", "plain tokens/s", "speculating", "ratio by answer", "of all", "accepted", "same text")
+    for result in results:
+        ratio = result.ratio
+        table.add_row(
+            result.task,
+            f"{result.plain_rate.median:.1f}",
+            f"{result.drafting_rate.median:.1f}",
+            f"{ratio.median:.2f} ({ratio.low:.2f} to {ratio.high:.2f})",
+            f"{result.total_ratio:.3f}, processor {result.total_cpu_ratio:.3f}; goal {result.goal:.2f}",
+            f"{result.accepted_tokens} of {result.drafted_tokens}",
+            f"{result.same_texts} of {result.answers}",
+        )
+    console.print(table)
+    write_json(json, speculation=results)
+
+
 def contender_plans(gguf: Path | None) -> list[ContenderPlan]:
     """Every contender on its files. The Q4_0 file is made on the way, once."""
     folder = str(models_folder() / CHAT_MODEL)

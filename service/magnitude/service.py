@@ -30,11 +30,11 @@ from magnitude.feedback.records import Feedback
 from magnitude.intake.app import build_app
 from magnitude.intake.serve import serve
 from magnitude.intake.sockets import open_sockets
-from magnitude.models.catalogue import BrokenModel, open_folder, resolve, scan
+from magnitude.models.catalogue import BrokenModel, find, open_folder, resolve, scan
 from magnitude.models.description import ModelDescription
 from magnitude.paths import Paths, find_paths
 from magnitude.policy.fitting import fit_together
-from magnitude.policy.strategy import BoardFacts, Strategy, default_strategy
+from magnitude.policy.strategy import BoardFacts, Strategy, default_strategy, draft_bytes
 from magnitude.schedule.dispatcher import Dispatcher
 from magnitude.schedule.fresh_engine import FreshEngine
 from magnitude.schedule.golden_gate import GoldenGate
@@ -58,8 +58,8 @@ FAREWELL_S = 1.0
 def choose_models(settings: Settings, found: list[ModelDescription]) -> list[ModelDescription]:
     """The models to serve, default chat model first.
 
-    The chat model is the first decoder of `found`. Besides it come those that `models.load` names, or every model
-    that is not a decoder. Raises `ModelError` for a name that is not there.
+    The chat model is the first decoder of `found` that is more than a draft model. Besides it come those that
+    `models.load` names, or every model that is not a decoder. Raises `ModelError` for a name that is not there.
     """
     by_name = {model.name: model for model in found}
     if settings.models.load is not None:
@@ -73,7 +73,8 @@ def choose_models(settings: Settings, found: list[ModelDescription]) -> list[Mod
         others = [by_name[name] for name in settings.models.load]
     else:
         others = [model for model in found if model.kind != "decoder"]
-    chat = next((model for model in found if model.kind == "decoder"), None)
+    decoders = [model for model in found if model.kind == "decoder"]
+    chat = next((model for model in decoders if model.name != settings.engine.draft_model), None)
     chosen = [chat] if chat is not None else []
     return chosen + [model for model in others if model is not chat]
 
@@ -102,6 +103,22 @@ def find_models(settings: Settings, models_folder: Path) -> list[ModelDescriptio
     return chosen
 
 
+def find_draft_model(settings: Settings, models_folder: Path) -> ModelDescription | None:
+    """The model that `engine.draft_model` names. Raises `ModelError` when it is not there or no decoder."""
+    name = settings.engine.draft_model
+    if name is None or settings.engine.speculation == "off":
+        return None
+    folder = Path(settings.models.folder) if settings.models.folder else models_folder
+    model = open_folder(find(folder, name))
+    if model.kind != "decoder":
+        raise ModelError(
+            f"engine.draft_model names {name}, which generates no text",
+            param="engine.draft_model",
+            hint="Name a small model of the chat model's family, or leave it unset",
+        )
+    return model
+
+
 class Service:
     """One running service: the engine's supervisor and the dispatcher in front of it."""
 
@@ -112,7 +129,9 @@ class Service:
         self._throughput = Throughput(paths.state)
         self._cpu = read_cpu(roots)
         board = BoardFacts(usable_threads=self._cpu.threads)
-        plans = self._plans(find_models(settings, paths.models), board, effective_memory(roots).headroom_bytes)
+        draft = find_draft_model(settings, paths.models)
+        free_bytes = effective_memory(roots).headroom_bytes - draft_bytes(draft, settings.engine)
+        plans = self._plans(find_models(settings, paths.models), board, free_bytes, draft)
         self.supervisor = EngineSupervisor(
             EngineLifecycle(load_deadline_s=load_deadline_s(plans), step_deadline_s=settings.engine.step_deadline_s),
             load=self._load,
@@ -154,8 +173,13 @@ class Service:
         await self.supervisor.stop()
         await self.dispatcher.close()
 
-    def _plans(self, models: list[ModelDescription], board: BoardFacts, free_bytes: int) -> list[ModelPlan]:
-        """Plans that fit together. The chat model must fit; another one that does not is left out and reported."""
+    def _plans(
+        self, models: list[ModelDescription], board: BoardFacts, free_bytes: int, draft: ModelDescription | None
+    ) -> list[ModelPlan]:
+        """Plans that fit together. The chat model must fit; another one that does not is left out and reported.
+
+        `draft` drafts for the chat model.
+        """
 
         def wish(model: ModelDescription) -> Strategy:
             return default_strategy(board, self.settings.engine, model.decoder, self.settings.kv)
@@ -178,7 +202,10 @@ class Service:
                     },
                 )
         share = self.settings.kv.share_prefixes
-        return [ModelPlan(model, strategy, share_prefixes=share) for model, strategy in fitted.served]
+        plans = [ModelPlan(model, strategy, share_prefixes=share) for model, strategy in fitted.served]
+        if plans and plans[0].strategy.max_draft:
+            plans[0].draft = draft
+        return plans
 
     # --- what the supervisor tells ---
 

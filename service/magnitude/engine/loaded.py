@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import statistics
 from collections.abc import Callable
 from pathlib import Path
@@ -9,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from magnitude.engine.batch import RunningBatch
 from magnitude.engine.decoder import Decoder
+from magnitude.engine.draft_model import LoadedDraftModel
 from magnitude.engine.encoder import EncodeJob, Encoder
 from magnitude.engine.generation import Generation, check_generate, take_slot
 from magnitude.engine.kv import KvMemory
@@ -20,12 +22,15 @@ from magnitude.engine.sampling import Sampler, check_settings
 from magnitude.engine.sessions import describe, open_session
 from magnitude.engine.slide import SlidingWindow, can_slide
 from magnitude.engine.slot_header import SlotState
+from magnitude.engine.speculation import Speculation
 from magnitude.engine.tensors import TensorJob
 from magnitude.errors import MagnitudeError, ModelError, RequestError
 from magnitude.models.description import ModelDescription
 
 if TYPE_CHECKING:
     from magnitude.engine.grammar import Grammar, GrammarTokenizer
+
+log = logging.getLogger(__name__)
 
 RunJob = EncodeJob | RankJob | TensorJob
 
@@ -43,6 +48,8 @@ class LoadedModel:
         self._encoder: Encoder | None = None
         self._pool: RunPool | None = None
         self._kv: KvMemory | None = None
+        self._draft: LoadedDraftModel | None = None
+        self.draft_failure = ""
         self.batch: RunningBatch | None = None  # of a decoder
         self.max_inter_token_s = request.max_inter_token_ms / 1000
         folder = Path(request.model.folder)
@@ -63,6 +70,8 @@ class LoadedModel:
                     self.close()
                     raise
                 self.batch = RunningBatch(self._decoder, request.max_batch)
+                if request.draft is not None:
+                    self._open_draft_model(request.draft, request, self._decoder)
             case "embedder" | "reranker":
                 self._pool = RunPool()
                 self._encoder = Encoder(
@@ -148,8 +157,32 @@ class LoadedModel:
             ),
             grammar=grammar,
             received_s=received_s,
+            speculation=self._speculation(request),
             clock=clock,
         )
+
+    def _speculation(self, request: Generate) -> Speculation | None:
+        if not request.max_draft or self._decoder is None or self.batch is None or not self._decoder.can_verify:
+            return None
+        model = self._draft.drafts if self._draft is not None else None
+        return Speculation(self.batch.draft_costs, request.max_draft, model)
+
+    def _open_draft_model(self, draft: ModelDescription, request: LoadModel, decoder: Decoder) -> None:
+        """A draft model that cannot be used costs speed only, so it does not keep its target from serving."""
+        assert request.kv is not None
+        try:
+            if not decoder.can_verify:
+                raise ModelError(f"model {request.model.name} gives logits for its last position only")
+            self._draft = LoadedDraftModel(
+                draft,
+                request.model,
+                threads=request.threads,
+                streams=request.max_batch,
+                max_len=request.kv.max_len,
+            )
+        except MagnitudeError as error:
+            log.warning("model %s runs without its draft model: %s", request.model.name, error)
+            self.draft_failure = error.message
 
     def _window(self, request: Generate, state: SlotState, clock: Callable[[], float]) -> SlidingWindow | None:
         decoder, kv = self._decoder_parts()
@@ -203,6 +236,9 @@ class LoadedModel:
     def close(self) -> None:
         """Let go of session, bindings and mapping, in this order."""
         self.batch = None
+        if self._draft is not None:
+            self._draft.close()
+            self._draft = None
         if self._decoder is not None:
             self._decoder.close()
         self._decoder = self._encoder = self._session = self._grammar_tokenizer = None

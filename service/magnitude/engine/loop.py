@@ -329,6 +329,7 @@ class EngineLoop:
                 load_s=load_s,
                 inputs=model.inputs,
                 outputs=model.outputs,
+                draft_failure=model.draft_failure,
             )
         )
 

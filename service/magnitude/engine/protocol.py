@@ -71,7 +71,7 @@ class LoadModel(Message, frozen=True, kw_only=True, tag="load"):
     """Load a model. For a decoder one file descriptor (the KV memfd) comes with the frame.
 
     `max_batch` generations decode together at most. While any of them decodes, a prompt enters in pieces that keep
-    a step under `max_inter_token_ms`.
+    a step under `max_inter_token_ms`. `draft` is a second decoder that drafts for this one.
     """
 
     request_id: int
@@ -80,6 +80,7 @@ class LoadModel(Message, frozen=True, kw_only=True, tag="load"):
     kv: KvLayout | None = None
     max_batch: int = 1
     max_inter_token_ms: float = 60.0
+    draft: ModelDescription | None = None
 
 
 class UnloadModel(Message, frozen=True, kw_only=True, tag="unload"):
@@ -217,6 +218,7 @@ class Loaded(Message, frozen=True, kw_only=True, tag="loaded"):
     load_s: float
     inputs: tuple[TensorInfo, ...] = ()
     outputs: tuple[TensorInfo, ...] = ()
+    draft_failure: str = ""  # why the model runs without the draft model that was asked for
 
 
 class Done(Message, frozen=True, kw_only=True, tag="done"):

@@ -99,7 +99,6 @@ class Dispatcher:
         schedule: ScheduleSettings | None = None,
         kv: KvSettings | None = None,
         files: SlotFiles | None = None,
-        max_draft: int = 0,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         schedule = schedule or ScheduleSettings()
@@ -127,7 +126,6 @@ class Dispatcher:
         )
         self._feedback = feedback
         self._engine = engine
-        self._max_draft = max_draft
         self._clock = clock
         self._started_s = clock()
         self._open: dict[int, OpenTask] = {}
@@ -221,7 +219,7 @@ class Dispatcher:
             self.next_id(),
             msgspec.structs.replace(task, model=plan.description.name),
             prefill_chunk=plan.strategy.prefill_chunk,
-            max_draft=self._max_draft,
+            max_draft=plan.strategy.max_draft,
             close=self._closed,
             withdraw=self._withdraw,
         )

@@ -168,11 +168,16 @@ class ModelLoader:
             kv=plan.kv.layout if plan.kv else None,
             max_batch=max(1, plan.strategy.max_batch),
             max_inter_token_ms=plan.strategy.max_inter_token_ms,
+            draft=plan.draft,
         )
         answer = await self.ask(link, message, request_id, plan.kv.fd if plan.kv else None)
         match answer:
             case Loaded():
                 plan.signature = (answer.inputs, answer.outputs)
+                if answer.draft_failure:
+                    plan.degraded = "; ".join(
+                        part for part in (plan.degraded, f"without its draft model: {answer.draft_failure}") if part
+                    )
                 log.info(
                     "model loaded",
                     extra={

@@ -13,16 +13,25 @@ from magnitude.schedule.slot_table import SlotTable
 
 
 class ModelPlan:
-    """`failure` says why the model cannot serve, `degraded` why it serves on its fallback graph ("" while it does
-    not); `signature` are its graph's inputs and outputs once it is loaded; `graph_file` is the one in use.
+    """`failure` says why the model cannot serve, `degraded` why it serves on its fallback graph or without its draft
+    model `draft` ("" while it does not); `signature` are its graph's inputs and outputs once it is loaded;
+    `graph_file` is the one in use.
 
     A decoder has KV memory, a table of what lies in its slots, and one slot beyond them (`scratch_slot`) for what
     runs before it serves. `compute_slots` generations run at once: the knee of its throughput, once that is measured.
     """
 
-    def __init__(self, description: ModelDescription, strategy: Strategy, *, share_prefixes: bool = False) -> None:
+    def __init__(
+        self,
+        description: ModelDescription,
+        strategy: Strategy,
+        *,
+        draft: ModelDescription | None = None,
+        share_prefixes: bool = False,
+    ) -> None:
         self.description = description
         self.strategy = strategy
+        self.draft = draft
         self.graph_file = description.graph_file
         self.failure: MagnitudeError | None = None
         self.degraded = ""
