@@ -339,6 +339,15 @@ def test_memory_is_counted_in_whole_pages() -> None:
     assert kv.figures().resident_bytes == 1280
 
 
+def test_a_full_slot_counts_no_more_than_it_has_positions() -> None:
+    kv = SlotTable(
+        slots=2, max_len=100, bytes_per_token=10, budget_bytes=2000, share_prefixes=False, granule_tokens=64
+    )
+    placed(kv, wanted(text(0, 60)))
+    placed(kv, wanted(text(100, 60)))
+    assert kv.figures().resident_bytes == 2000
+
+
 def test_a_slot_is_not_given_back_while_the_engine_may_still_copy_from_it() -> None:
     kv = table(slots=2)
     served(kv, SYSTEM + text(0, 300), [])

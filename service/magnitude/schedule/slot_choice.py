@@ -105,14 +105,17 @@ class Slot:
 
 
 class Account(msgspec.Struct, frozen=True, kw_only=True):
-    """The KV memory of one model. Memory comes in pages: it is counted in whole steps of `granule_tokens`."""
+    """The KV memory of one model. Memory comes in pages: it is counted in whole steps of `granule_tokens`, up to
+    the slot's end."""
 
     budget_bytes: int
     bytes_per_token: int
+    max_len: int
     granule_tokens: int = 1
 
     def bytes_of(self, tokens: int) -> int:
-        return -(-tokens // self.granule_tokens) * self.granule_tokens * self.bytes_per_token
+        whole = -(-tokens // self.granule_tokens) * self.granule_tokens
+        return min(whole, self.max_len) * self.bytes_per_token
 
 
 class Source(NamedTuple):

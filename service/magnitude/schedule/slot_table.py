@@ -58,6 +58,8 @@ MIN_REUSE_TOKENS = 16
 class SlotTable:
     """The slots of one model. Not thread-safe.
 
+    `granule_tokens` are the positions of one head that share a page of memory.
+
     After every call that ends, frees or evicts something, `take_cleanups()` says which slots' memory to give back.
     A request that was not placed is to be tried again after `finished`, `cleaned` or `save_done`.
     """
@@ -76,7 +78,7 @@ class SlotTable:
         self._slots = [Slot(index) for index in range(slots)]
         self._max_len = max_len
         self._account = Account(
-            budget_bytes=budget_bytes, bytes_per_token=bytes_per_token, granule_tokens=granule_tokens
+            budget_bytes=budget_bytes, bytes_per_token=bytes_per_token, max_len=max_len, granule_tokens=granule_tokens
         )
         self._share = share_prefixes
         self._min_reuse = max(1, min_reuse_tokens)
