@@ -757,6 +757,6 @@ class WithinBudget(AnySequence):
 
 
 TestAnySequence = AnySequence.TestCase
-TestAnySequence.settings = settings(max_examples=150, stateful_step_count=40)
+TestAnySequence.settings = settings(max_examples=60, stateful_step_count=40)
 TestWithinBudget = WithinBudget.TestCase
-TestWithinBudget.settings = settings(max_examples=150, stateful_step_count=40)
+TestWithinBudget.settings = settings(max_examples=60, stateful_step_count=40)
