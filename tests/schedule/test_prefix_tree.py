@@ -82,7 +82,7 @@ def blocks(count: int, start: int = 0) -> Ids:
 def test_an_evicted_sequence_is_remembered_up_to_where_a_new_one_differs() -> None:
     evicted: EvictedPrefixes[str] = EvictedPrefixes()
     evicted.add("tree", "ann", blocks(3))
-    asked = blocks(3).copy()
+    asked = as_ids(blocks(3))
     asked[2 * BLOCK_TOKENS + 5] = -1
     assert evicted.longest("tree", blocks(3)) == 3 * BLOCK_TOKENS
     assert evicted.longest("tree", asked) == 2 * BLOCK_TOKENS

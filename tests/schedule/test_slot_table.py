@@ -7,8 +7,8 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from magnitude.engine.kv import HASH_OF_NOTHING, extend_hash
 from magnitude.engine.protocol import SlotContents
+from magnitude.engine.slot_header import HASH_OF_NOTHING, extend_hash
 from magnitude.schedule.slot_table import Known, Miss, Placement, Scope, SlotTable, Wanted
 
 SCOPE = Scope(model="m", model_hash="h", layout_id="l", plan="p", adapter="", owner="ann")

@@ -6,8 +6,8 @@ import msgspec
 
 from magnitude.engine.protocol import SlotContents
 from magnitude.schedule.prefix_tree import Ids, PrefixTree
+from magnitude.schedule.scope import Scope
 from magnitude.schedule.slot_choice import Source
-from magnitude.schedule.slot_terms import Scope
 
 # Until measured: a 135-million-parameter model on a small board, and an SD card of the better kind.
 PREFILL_TOKENS_PER_S = 100.0

@@ -18,8 +18,8 @@ from typing import Literal, NamedTuple
 
 import msgspec
 
-from magnitude.engine.kv import HASH_OF_NOTHING
 from magnitude.engine.protocol import SlotContents
+from magnitude.engine.slot_header import HASH_OF_NOTHING
 from magnitude.schedule.prefix_tree import Ids, as_ids
 
 State = Literal["free", "running", "idle", "cleaning"]

@@ -6,8 +6,9 @@ from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
 from magnitude.schedule.prefix_tree import EvictedPrefixes, Ids, PrefixTree
+from magnitude.schedule.scope import Scope
 from magnitude.schedule.slot_choice import Source
-from magnitude.schedule.slot_terms import Miss, MissReason, Scope, Wanted
+from magnitude.schedule.slot_terms import Miss, MissReason, Wanted
 
 
 class Lookup(NamedTuple):

@@ -19,10 +19,11 @@ from collections.abc import Sequence
 
 import msgspec
 
-from magnitude.engine.kv import extend_hash
 from magnitude.engine.protocol import SlotContents
+from magnitude.engine.slot_header import extend_hash
 from magnitude.schedule.prefix_tree import EvictedPrefixes, Ids, PrefixTree, as_ids, common_tokens
 from magnitude.schedule.saved_copies import SavedCopies, SavedCopy
+from magnitude.schedule.scope import Scope
 from magnitude.schedule.slot_choice import NOTHING, Account, Choice, Chooser, Request, Slot, Source, return_chance
 from magnitude.schedule.slot_misses import Lookup, why_missed
 from magnitude.schedule.slot_terms import (
@@ -33,7 +34,6 @@ from magnitude.schedule.slot_terms import (
     Miss,
     MissReason,
     Placement,
-    Scope,
     Wanted,
 )
 

@@ -8,19 +8,9 @@ from typing import Literal
 import msgspec
 
 from magnitude.engine.protocol import SlotContents
+from magnitude.schedule.scope import Scope
 
 MissReason = Literal["cold", "differs", "evicted", "other_model", "other_adapter", "other_key", "other_layout", "off"]
-
-
-class Scope(msgspec.Struct, frozen=True):
-    """What must be equal for KV to be used again. `owner` is the name of the API key."""
-
-    model: str
-    model_hash: str
-    layout_id: str
-    plan: str
-    adapter: str
-    owner: str
 
 
 class Wanted(msgspec.Struct, frozen=True):
