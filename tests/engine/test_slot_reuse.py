@@ -9,7 +9,9 @@ from engine_driver import EngineDriver, KvFile
 
 from magnitude.engine.protocol import Finished, Generate, PrefillProgress, SamplerSettings, Tokens
 from magnitude.models.description import ModelDescription
-from magnitude.schedule.slot_table import Placement, Scope, SlotTable, Wanted
+from magnitude.schedule.scope import Scope
+from magnitude.schedule.slot_table import SlotTable
+from magnitude.schedule.slot_terms import Placement, Wanted
 
 CHUNK = 16
 RNG = random.Random(5)

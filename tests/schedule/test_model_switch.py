@@ -10,14 +10,12 @@ from pathlib import Path
 from scripted_engine import Answer, ScriptedEngine
 
 from magnitude.engine.client import EngineLink
-from magnitude.engine.kv_layout import KvLayout
 from magnitude.engine.protocol import Done, Failed, Loaded, LoadModel, Message, ToService, UnloadModel
 from magnitude.errors import EngineNotReady, MagnitudeError, ModelError
 from magnitude.feedback.records import Feedback
 from magnitude.models.description import DecoderShape, ModelDescription
 from magnitude.policy.strategy import Strategy
 from magnitude.schedule.dispatcher import Dispatcher
-from magnitude.schedule.kv_memory import KvMemory
 from magnitude.schedule.loading import ModelLoader
 from magnitude.schedule.model_switch import ModelSwitch, need_of
 from magnitude.schedule.plan import ModelPlan
@@ -50,7 +48,7 @@ def plan(name: str, weight_bytes: int = 40) -> ModelPlan:
     strategy = Strategy(
         threads=1, prefill_chunk=8, max_batch=2, slots=2, kv_budget_bytes=7, context_length=1024, kv_type="float32"
     )
-    return ModelPlan(description, strategy, KvMemory(name, KvLayout.of(SHAPE, slots=2, max_len=1024)))
+    return ModelPlan(description, strategy)
 
 
 class Switching:

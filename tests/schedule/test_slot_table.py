@@ -9,7 +9,9 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 
 from magnitude.engine.protocol import SlotContents
 from magnitude.engine.slot_header import HASH_OF_NOTHING, extend_hash
-from magnitude.schedule.slot_table import Known, Miss, Placement, Scope, SlotTable, Wanted
+from magnitude.schedule.scope import Scope
+from magnitude.schedule.slot_table import SlotTable
+from magnitude.schedule.slot_terms import Known, Miss, Placement, Wanted
 
 SCOPE = Scope(model="m", model_hash="h", layout_id="l", plan="p", adapter="", owner="ann")
 SYSTEM = list(range(1000, 1800))  # a system prompt with tools, as agents have it

@@ -14,6 +14,7 @@ what it has touched. Running requests are never evicted. Who is evicted, and whe
 
 from __future__ import annotations
 
+import zlib
 from collections import Counter
 from collections.abc import Sequence
 
@@ -32,23 +33,9 @@ from magnitude.schedule.slot_terms import (
     Known,
     KvFigures,
     Miss,
-    MissReason,
     Placement,
     Wanted,
 )
-
-__all__ = [
-    "Forgotten",
-    "IdleSlot",
-    "Known",
-    "KvFigures",
-    "Miss",
-    "MissReason",
-    "Placement",
-    "Scope",
-    "SlotTable",
-    "Wanted",
-]
 
 # A shorter beginning is not worth a copy or a cut: a piece of a prompt takes about as long with 16 tokens less, and
 # the opening tokens of a chat template, which all prompts share, are fewer.
@@ -110,6 +97,8 @@ class SlotTable:
         """
         if wanted.request_id in self._running:
             raise ValueError(f"request {wanted.request_id} has slot {self._running[wanted.request_id].index} already")
+        if not any(slot.state == "free" or slot.evictable for slot in self._slots):
+            return None  # asked often while all are taken, for every request that waits
         ids = as_ids(wanted.ids)
         sources = self._sources(wanted.scope, ids, wanted.conversation) if wanted.reuse else []
         usable = [source for source in sources if min(source.tokens, len(ids) - 1) >= self._min_reuse]
@@ -421,7 +410,7 @@ class SlotTable:
         slot.clear()
         slot.state, slot.keep = "running", wanted.keep
         slot.owner, slot.ids, slot.hits = wanted.scope.owner, ids, hits
-        slot.conversation, slot.used_s = conversation or self._new_conversation(), now_s
+        slot.conversation, slot.used_s = conversation or self._new_conversation(ids), now_s
         slot.reserved_tokens = self._reserve(wanted)
         slot.hashed = known if known.tokens <= matched else NOTHING
         # What is in place was reported by `finished`; what is copied or read counts when the engine says so.
@@ -449,9 +438,10 @@ class SlotTable:
     def _reserve(self, wanted: Wanted) -> int:
         return min(len(wanted.ids) + wanted.max_new_tokens, self._max_len)
 
-    def _new_conversation(self) -> str:
+    def _new_conversation(self, ids: Ids) -> str:
+        """A name that no other conversation has, also not a saved one of an earlier run."""
         self._conversations += 1
-        return f"#{self._conversations}"
+        return f"#{zlib.crc32(ids.tobytes()):08x}-{self._conversations}"
 
     def _began(self, request_id: int) -> None:
         """The engine has begun the request: what it copies is copied."""
