@@ -332,6 +332,20 @@ def test_a_smaller_budget_evicts_idle_slots_at_once() -> None:
     assert sorted(kv.take_cleanups()) == [0, 1]
 
 
+def test_when_the_model_leaves_memory_its_slots_are_emptied_and_its_saved_copies_stay() -> None:
+    kv = table()
+    ids = text(0, 300)
+    saving = served(kv, text(5000, 300), []).slot
+    kv.begin_save(saving)
+    idle = served(kv, SYSTEM, []).slot
+    kv.add_saved("s1", SCOPE, ids, 100)
+    kv.evict_all()
+    assert kv.take_cleanups() == [idle]
+    assert kv.save_done(saving, "torn", free=True) == ["torn"]
+    assert kv.take_cleanups() == [saving]
+    assert [kv.peek(SCOPE, [*held, 1]).tokens for held in (SYSTEM, text(5000, 300), ids)] == [0, 0, 300]
+
+
 def test_memory_is_counted_in_whole_pages() -> None:
     kv = SlotTable(
         slots=2, max_len=512, bytes_per_token=10, budget_bytes=100_000, share_prefixes=False, granule_tokens=64

@@ -66,7 +66,7 @@ class ModelSwitch:
 
     `changed()` is called when a model may have become ready to start requests, or ceased to be; `refuse(model,
     error)` when all that wait for a model must fail; `leaving(model)` when a model is about to be unloaded: what its
-    KV slots hold is lost.
+    KV slots hold is lost (`SlotTable.evict_all`).
     """
 
     def __init__(

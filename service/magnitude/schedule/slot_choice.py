@@ -140,6 +140,14 @@ class Choice(NamedTuple):
     waits: bool
 
 
+def continues(slot: Slot, tokens: int, *, owner: str, conversation: str) -> bool:
+    """Whether a request of `owner` that shares `tokens` is a later turn of what `slot` holds: it says so, or it names
+    no conversation and contains the whole prompt of the turn before."""
+    if slot.owner != owner or slot.state != "idle":
+        return False
+    return conversation == slot.conversation if conversation else tokens >= slot.prompt_tokens
+
+
 def return_chance(slot: Slot, now_s: float) -> float:
     """Relative: 1 for a slot that was just used for the first time."""
     return math.log2(2 + slot.hits) * RETURN_S / (RETURN_S + max(0.0, now_s - slot.used_s))

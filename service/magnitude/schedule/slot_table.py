@@ -25,7 +25,17 @@ from magnitude.engine.slot_header import extend_hash
 from magnitude.schedule.prefix_tree import EvictedPrefixes, Ids, PrefixTree, as_ids, common_tokens
 from magnitude.schedule.saved_copies import SavedCopies, SavedCopy
 from magnitude.schedule.scope import Scope
-from magnitude.schedule.slot_choice import NOTHING, Account, Choice, Chooser, Request, Slot, Source, return_chance
+from magnitude.schedule.slot_choice import (
+    NOTHING,
+    Account,
+    Choice,
+    Chooser,
+    Request,
+    Slot,
+    Source,
+    continues,
+    return_chance,
+)
 from magnitude.schedule.slot_misses import Lookup, why_missed
 from magnitude.schedule.slot_terms import (
     Forgotten,
@@ -206,6 +216,16 @@ class SlotTable:
             over_bytes -= self._account.bytes_of(slot.touched_tokens)
             self._evict(slot)
 
+    def evict_all(self) -> None:
+        """The model leaves memory: nothing that is idle stays in a slot. Saved copies do; one that is being made is
+        to be deleted at its `save_done`."""
+        for slot in self._slots:
+            if slot.evictable:
+                self._evict(slot)
+            elif slot.saving:
+                slot.doomed = True
+                self._unindex(slot)
+
     def set_rates(self, *, prefill_tokens_per_s: float, restore_bytes_per_s: float) -> None:
         """Measured speeds: they decide when reading a saved copy pays."""
         self._saved.set_rates(prefill_tokens_per_s, restore_bytes_per_s)
@@ -347,19 +367,9 @@ class SlotTable:
             if tokens < longest:
                 break
             longest, slot = tokens, self._slots[index]
-            source = Source(tokens, slot, self._continues(slot, tokens, owner, conversation))
+            source = Source(tokens, slot, continues(slot, tokens, owner=owner, conversation=conversation))
             (idle if slot.state == "idle" else running).append(source)
         return idle or running[:1]
-
-    @staticmethod
-    def _continues(slot: Slot, tokens: int, owner: str, conversation: str) -> bool:
-        """Whether a request of `owner` that shares `tokens` is a later turn of what `slot` holds: it says so, or it
-        names no conversation and contains the whole prompt of the turn before."""
-        if slot.owner != owner or slot.state != "idle":
-            return False
-        if conversation:
-            return conversation == slot.conversation
-        return tokens >= slot.prompt_tokens
 
     def _conversation_of(self, source: Source) -> str:
         if source.slot is not None:
@@ -388,9 +398,9 @@ class SlotTable:
         valid = min(matched, len(ids) - 1)
         held = source.slot if source is not None else None
         copy = self._saved.get(source.saved_id) if source is not None else None
-        continues = source is not None and source.continues
+        goes_on = source is not None and source.continues
         conversation = wanted.conversation
-        if source is not None and continues and not conversation:
+        if source is not None and goes_on and not conversation:
             conversation = self._conversation_of(source)
         holds: SlotContents | None = None
         known = NOTHING  # record of a beginning of ids, so that less is to be hashed when the request ends
@@ -405,7 +415,7 @@ class SlotTable:
         if slot.state == "idle":
             # What the next turn of a conversation cuts off is no loss that anybody will ask about.
             kept = in_place and wanted.keep
-            self._overwrite(slot, remember=not (kept and continues), counts=not kept)
+            self._overwrite(slot, remember=not (kept and goes_on), counts=not kept)
         hits = slot.hits if in_place else 0
         slot.clear()
         slot.state, slot.keep = "running", wanted.keep
