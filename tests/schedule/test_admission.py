@@ -316,6 +316,20 @@ def test_nobody_is_paused_for_one_that_lacks_a_kv_slot() -> None:
     bench.running.remove(1)
     assert bench.apply(Paused(1)) == [Start(1, 0, 0.0, resumed=True)]
     assert bench.apply(Tick(), after_s=PAUSE_INTERVAL_S) == []
+    bench.places.count = 3
+    assert pauses(bench.apply(PlacesChanged())) == [2]
+
+
+def test_when_compute_slots_became_fewer_as_many_more_are_paused() -> None:
+    bench = busy_with_background()
+    bench.apply(SetComputeSlots("m", 1))
+    assert pauses(bench.submit(3, priority="interactive")) == [1, 2]
+
+
+def test_without_any_compute_slot_nobody_is_paused() -> None:
+    bench = busy_with_background()
+    bench.apply(SetComputeSlots("m", 0))
+    assert bench.submit(3, priority="interactive") == []
 
 
 def test_a_generation_that_was_withdrawn_while_it_was_paused_is_dropped_at_the_confirmation() -> None:

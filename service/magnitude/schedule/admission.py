@@ -131,7 +131,10 @@ class Admission:
                 self._pool(model).slots = max(0, slots)
             case Reserve():
                 self._reserve(event, now_s)
-            case PlacesChanged() | Tick():
+            case PlacesChanged():
+                for pool in self._all():
+                    pool.places_changed()
+            case Tick():
                 pass
         # After the event: what just ended was in time, however late the news of it.
         effects += self._expire(now_s)
@@ -318,7 +321,8 @@ class Admission:
         return [Pause(request.submit.request_id) for request in chosen]
 
     def _pauses_wanted(self, pool: Pool, now_s: float) -> int:
-        """Interactive requests that freed compute slots would start, beyond the slots that come free anyway."""
+        """How many generations must let go for the interactive requests that freed compute slots would start, beyond
+        those whose slots come free anyway."""
         if pool.free > 0:
             return 0
         in_need = sum(
@@ -328,7 +332,9 @@ class Admission:
             and not self._held_against(pool, request, now_s)
             for request in pool.waiting
         )
-        return max(0, in_need - sum(request.leaving for request in pool.running.values()))
+        if not (startable := min(in_need, pool.slots)):
+            return 0
+        return max(0, startable - pool.free - sum(request.leaving for request in pool.running.values()))
 
     def _held_against(self, pool: Pool, request: Request, now_s: float) -> int:
         rank = pool.rank(request, now_s)
@@ -364,6 +370,8 @@ class Admission:
         """The one way out, for every request and from every state."""
         submit = request.submit
         pool = self._pool_of(submit)
+        if request.begun:
+            pool.places_changed()
         if request.running:
             pool.stopped(request, now_s)
         elif request in pool.waiting:

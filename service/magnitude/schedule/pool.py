@@ -147,6 +147,11 @@ class Pool:
         request.since_s = now_s
         request.running = request.pausing = False
 
+    def places_changed(self) -> None:
+        """Those that found no KV slot may find one now."""
+        for request in self.waiting:
+            request.unplaced = False
+
     def next_aging_s(self, now_s: float) -> float:
         """When the next waiting request rises by a class; after `now_s`."""
         return min((self._rises_s(request, now_s) for request in self.waiting), default=math.inf)
