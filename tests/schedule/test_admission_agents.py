@@ -3,6 +3,7 @@
 `python tests/schedule/test_admission_agents.py` prints the table in docs/scheduling.md.
 """
 
+import math
 import random
 from typing import NamedTuple
 
@@ -50,6 +51,17 @@ def agents(count: int, *, even: bool, seed: int = 1) -> Run:
     )
 
 
+def queueing_theory(count: int) -> float:
+    """Share of the slots' time that `count` agents use, with exponential times of both kinds: the machine-repair
+    model (M/M/c//N), in closed form."""
+    ratio = COMPUTE_S / WAIT_S
+    weights = []
+    for busy in range(count + 1):
+        orders = math.factorial(min(busy, SLOTS)) * SLOTS ** max(0, busy - SLOTS)
+        weights.append(math.perm(count, busy) / orders * ratio**busy)
+    return sum(min(busy, SLOTS) * weight for busy, weight in enumerate(weights)) / sum(weights) / SLOTS
+
+
 def test_sixteen_even_agents_with_three_times_as_much_wait_as_compute_keep_four_slots_busy() -> None:
     run = agents(16, even=True)
     assert run.utilisation > 0.97
@@ -58,6 +70,11 @@ def test_sixteen_even_agents_with_three_times_as_much_wait_as_compute_keep_four_
 def test_uneven_agents_get_most_of_the_saturated_throughput() -> None:
     run = agents(16, even=False)
     assert run.utilisation > 0.85
+
+
+@pytest.mark.parametrize("count", [4, 8, 16, 24])
+def test_admission_adds_no_loss_of_its_own_to_what_queueing_theory_gives(count: int) -> None:
+    assert agents(count, even=False).utilisation == pytest.approx(queueing_theory(count), abs=0.04)
 
 
 def test_at_the_limit_of_the_formula_hardly_anybody_waits() -> None:
@@ -73,6 +90,15 @@ def test_the_limit_is_found_by_measuring() -> None:
 
 
 if __name__ == "__main__":
-    for even in (True, False):
-        for count in (4, 8, 11, 16, 24, 32):
-            print(f"{'even' if even else 'exponential':12} {count:3}", agents(count, even=even))
+    print("| agents | even: throughput | wait, p95 | uneven: throughput | by theory | wait, p95 |")
+    print("|---|---|---|---|---|---|")
+    for count in (4, 8, 11, 16, 24, 32):
+        even, uneven = agents(count, even=True), agents(count, even=False)
+        cells = [
+            f"{even.utilisation:.2f}",
+            f"{even.wait_p95_s:.1f} s",
+            f"{uneven.utilisation:.2f}",
+            f"{queueing_theory(count):.2f}",
+            f"{uneven.wait_p95_s:.1f} s",
+        ]
+        print(f"| {count} | {' | '.join(cells)} |")

@@ -11,6 +11,7 @@ from magnitude.schedule.events import (
     Interrupt,
     Paused,
     Reserve,
+    Reserved,
     SetComputeSlots,
     Start,
     Tick,
@@ -243,6 +244,21 @@ def test_a_request_renews_the_right_to_reserve() -> None:
     assert reservations(bench) == [("agent", 1, 91.0)]
 
 
+def test_an_announcement_is_answered_with_what_is_held_and_why_it_is_not_all() -> None:
+    bench = Bench(slots=3)
+    assert bench.apply(Reserve("a", 1, hold_s=10.0)) == [Reserved("a", "m", 1, 10.0, "")]
+    few = "one compute slot is left to everybody"
+    assert bench.apply(Reserve("b", 5, hold_s=10.0)) == [Reserved("b", "m", 1, 10.0, few)]
+    assert bench.apply(Reserve("c", 1, hold_s=10.0)) == [Reserved("c", "m", 0, 0.0, few)]
+    assert bench.apply(Reserve("c", 1, hold_s=10.0, model="x")) == [
+        Reserved("c", "x", 0, 0.0, "the model is not loaded")
+    ]
+    bench.apply(Reserve("a", 1, hold_s=100.0), after_s=60.0)
+    assert bench.apply(Reserve("a", 1, hold_s=100.0), after_s=10.0) == [
+        Reserved("a", "m", 0, 70.0, "what was announced before did not come")
+    ]
+
+
 @pytest.mark.parametrize("hold_s", [0.0, -1.0, float("nan")])
 def test_a_hold_that_is_no_time_holds_nothing(hold_s: float) -> None:
     bench = Bench(slots=2)
@@ -255,7 +271,7 @@ def test_a_reservation_can_be_taken_back() -> None:
     bench.apply(Reserve("agent", 1, hold_s=10.0))
     bench.submit(1, client="other")
     bench.submit(2, client="other")
-    assert starts(bench.apply(Reserve("agent", 0, hold_s=0.0))) == [2]
+    assert bench.apply(Reserve("agent", 0, hold_s=0.0)) == [Reserved("agent", "m", 0, 0.0, ""), Start(2, 1, 0.0)]
 
 
 def test_expected_requests_are_reserved_when_the_announcing_one_ends() -> None:

@@ -24,6 +24,7 @@ from magnitude.schedule.events import (
     PlacesChanged,
     Reject,
     Reserve,
+    Reserved,
     SetComputeSlots,
     Start,
     Submit,
@@ -68,6 +69,9 @@ class AdmissionMachine(RuleBasedStateMachine):
         assert wake_s is None or wake_s > self.now_s
 
     def take(self, effect: Effect) -> None:
+        if isinstance(effect, Reserved):
+            assert 0 <= effect.requests <= 3 and effect.until_s >= self.now_s
+            return
         request_id = effect.request_id
         assert request_id not in self.over
         match effect:

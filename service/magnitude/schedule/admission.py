@@ -32,6 +32,7 @@ from magnitude.schedule.events import (
     PlacesChanged,
     Reject,
     Reserve,
+    Reserved,
     SetComputeSlots,
     Start,
     Submit,
@@ -130,7 +131,7 @@ class Admission:
             case SetComputeSlots(model, slots):
                 self._pool(model).slots = max(0, slots)
             case Reserve():
-                self._reserve(event, now_s)
+                effects.append(self._reserve(event, now_s))
             case PlacesChanged():
                 for pool in self._all():
                     pool.places_changed()
@@ -224,12 +225,15 @@ class Admission:
         pool.waiting.append(request)
         return []
 
-    def _reserve(self, event: Reserve, now_s: float) -> None:
-        pool = self._pools.get(event.model or self._default_model)
-        if pool is not None:
-            pool.reservations.announce(
-                event.client, event.requests, event.priority, slots=pool.slots, hold_s=event.hold_s, now_s=now_s
-            )
+    def _reserve(self, event: Reserve, now_s: float) -> Reserved:
+        model = event.model or self._default_model
+        pool = self._pools.get(model)
+        if pool is None:
+            return Reserved(event.client, model, 0, now_s, "the model is not loaded")
+        hold = pool.reservations.announce(
+            event.client, event.requests, event.priority, slots=pool.slots, hold_s=event.hold_s, now_s=now_s
+        )
+        return Reserved(event.client, model, hold.requests, hold.until_s, hold.reason)
 
     # --- what follows from the state ---
 

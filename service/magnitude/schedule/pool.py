@@ -13,7 +13,7 @@ import msgspec
 from magnitude.schedule.events import Submit
 from magnitude.schedule.fair_share import FairShare
 from magnitude.schedule.rates import Rates
-from magnitude.schedule.reservations import CLASS, Reservation, Reservations
+from magnitude.schedule.reservations import CLASS, Hold, Reservations
 from magnitude.schedule.segments import Capacity, SegmentFigures, Segments
 
 # Aging lifts a request up to the class of interactive ones, where fair shares still rule. One whose client was not
@@ -69,7 +69,7 @@ class PoolFigures(msgspec.Struct, frozen=True, kw_only=True):
     running: int
     waiting: dict[str, int]
     paused: int
-    reservations: tuple[Reservation, ...]
+    reservations: tuple[Hold, ...]
     capacity: Capacity
     segments: tuple[SegmentFigures, ...]
     run_s: float
