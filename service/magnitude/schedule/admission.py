@@ -72,6 +72,7 @@ class Admission:
         self._runs.slots = RUN_PLACES
         self._pools: dict[str, Pool] = {}
         self._requests: dict[int, Request] = {}
+        self._dated: dict[int, Request] = {}  # those with a deadline
         self._default_model = ""
         self._arrivals = 0
         self._up = False
@@ -98,7 +99,7 @@ class Admission:
     def next_wake_s(self, now_s: float) -> float | None:
         """When a `Tick` is due at the latest, unless another event comes before; None: nothing waits for time."""
         now_s = max(now_s, self._now_s)
-        due_s = min((self._due_s(request) for request in self._requests.values()), default=math.inf)
+        due_s = min((self._due_s(request) for request in self._dated.values()), default=math.inf)
         for pool in self._all():
             if not pool.waiting or not self._up:
                 continue
@@ -141,7 +142,8 @@ class Admission:
         effects += self._expire(now_s)
         effects += self._start(now_s)
         # Only what could not start at once counts against the queue.
-        if newcomer is not None and newcomer in self._queue() and len(self._queue()) > self._max_queue:
+        queue = self._queue() if newcomer is not None and not newcomer.begun else []
+        if newcomer in queue and len(queue) > self._max_queue:
             effects.append(self._reject(self._least_wanted(newcomer, now_s), now_s))
         return effects
 
@@ -160,6 +162,8 @@ class Admission:
         )
         self._arrivals += 1
         self._requests[event.request_id] = request
+        if event.deadline is not None:
+            self._dated[event.request_id] = request
         pool.waiting.append(request)
         pool.shares.enter(event.client)
         pool.segments.arrived(event.client, event.conversation, event.task, now_s)
@@ -239,7 +243,7 @@ class Admission:
 
     def _expire(self, now_s: float) -> list[Effect]:
         effects: list[Effect] = []
-        for request in [r for r in self._requests.values() if self._due_s(r) <= now_s]:
+        for request in [r for r in self._dated.values() if self._due_s(r) <= now_s]:
             request_id = request.submit.request_id
             hard = request.hard_due_s <= now_s
             effects.append(Expire(request_id, request.running, hard))
@@ -381,6 +385,7 @@ class Admission:
         elif request in pool.waiting:
             pool.waiting.remove(request)
         del self._requests[submit.request_id]
+        self._dated.pop(submit.request_id, None)
         pool.shares.leave(submit.client)
         pool.segments.left(submit.client, submit.conversation, now_s, answered=answered)
 
