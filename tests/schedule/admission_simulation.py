@@ -22,7 +22,6 @@ from magnitude.schedule.events import (
     Pause,
     Paused,
     Reject,
-    Reserved,
     Start,
     Submit,
     Tick,
@@ -90,7 +89,6 @@ class Simulation:
             self._carry_out(effect)
 
     def _carry_out(self, effect: Effect) -> None:
-        assert not isinstance(effect, Reserved)
         job = self.jobs[effect.request_id]
         match effect:
             case Start(request_id, _, waited_s):

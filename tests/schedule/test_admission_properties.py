@@ -24,7 +24,6 @@ from magnitude.schedule.events import (
     PlacesChanged,
     Reject,
     Reserve,
-    Reserved,
     SetComputeSlots,
     Start,
     Submit,
@@ -69,9 +68,6 @@ class AdmissionMachine(RuleBasedStateMachine):
         assert wake_s is None or wake_s > self.now_s
 
     def take(self, effect: Effect) -> None:
-        if isinstance(effect, Reserved):
-            assert 0 <= effect.requests <= 3 and effect.until_s >= self.now_s
-            return
         request_id = effect.request_id
         assert request_id not in self.over
         match effect:
@@ -217,6 +213,8 @@ class AdmissionMachine(RuleBasedStateMachine):
     @rule(client=CLIENTS, requests=st.integers(0, 5), hold_s=st.floats(0, 100), priority=PRIORITIES)
     def reserve(self, client: str, requests: int, hold_s: float, priority: Any) -> None:
         self.apply(Reserve(client, requests, hold_s, "m", priority))
+        hold = self.admission.hold(client, "m", self.now_s)
+        assert hold.requests <= requests and (hold.requests == requests or hold.reason)
 
     @rule(count=st.integers(0, KV_SLOTS))
     def places_change(self, count: int) -> None:

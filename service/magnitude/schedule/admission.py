@@ -32,7 +32,6 @@ from magnitude.schedule.events import (
     PlacesChanged,
     Reject,
     Reserve,
-    Reserved,
     SetComputeSlots,
     Start,
     Submit,
@@ -42,7 +41,7 @@ from magnitude.schedule.events import (
 from magnitude.schedule.fair_share import work_tokens
 from magnitude.schedule.pool import OVERDUE, Pool, PoolFigures, Request
 from magnitude.schedule.rates import LEAST_NEW_TOKENS
-from magnitude.schedule.reservations import CLASS
+from magnitude.schedule.reservations import CLASS, Hold
 
 # Encoder and tensor runs that the engine holds at once: one that runs and one that is ready to follow, so that
 # the engine never waits for the service between two of them.
@@ -96,6 +95,15 @@ class Admission:
         now_s = max(now_s, self._now_s)
         return tuple(pool.figures(now_s) for pool in self._all())
 
+    def hold(self, client: str, model: str, now_s: float) -> Hold:
+        """What is held for the client at `now_s`, none where it has `requests` 0; with the reason why its newest
+        announcement did not get all. `model` "": the default one."""
+        pool = self._pools.get(model or self._default_model)
+        now_s = max(now_s, self._now_s)
+        if pool is None:
+            return Hold(client=client, requests=0, priority="normal", until_s=now_s, reason="the model is not loaded")
+        return pool.reservations.of(client, now_s)
+
     def next_wake_s(self, now_s: float) -> float | None:
         """When a `Tick` is due at the latest, unless another event comes before; None: nothing waits for time."""
         now_s = max(now_s, self._now_s)
@@ -132,7 +140,7 @@ class Admission:
             case SetComputeSlots(model, slots):
                 self._pool(model).slots = max(0, slots)
             case Reserve():
-                effects.append(self._reserve(event, now_s))
+                self._reserve(event, now_s)
             case PlacesChanged():
                 for pool in self._all():
                     pool.places_changed()
@@ -229,15 +237,12 @@ class Admission:
         pool.waiting.append(request)
         return []
 
-    def _reserve(self, event: Reserve, now_s: float) -> Reserved:
-        model = event.model or self._default_model
-        pool = self._pools.get(model)
-        if pool is None:
-            return Reserved(event.client, model, 0, now_s, "the model is not loaded")
-        hold = pool.reservations.announce(
-            event.client, event.requests, event.priority, slots=pool.slots, hold_s=event.hold_s, now_s=now_s
-        )
-        return Reserved(event.client, model, hold.requests, hold.until_s, hold.reason)
+    def _reserve(self, event: Reserve, now_s: float) -> None:
+        pool = self._pools.get(event.model or self._default_model)
+        if pool is not None:
+            pool.reservations.announce(
+                event.client, event.requests, event.priority, slots=pool.slots, hold_s=event.hold_s, now_s=now_s
+            )
 
     # --- what follows from the state ---
 

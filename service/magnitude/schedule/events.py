@@ -90,9 +90,9 @@ class SetComputeSlots(msgspec.Struct, frozen=True):
 
 
 class Reserve(msgspec.Struct, frozen=True):
-    """A client announces `requests` generations within `hold_s`; answered by `Reserved`. Its newest announcement for
-    a model replaces the one before; 0 requests take it back. `model` "": the default one. `priority`: the class that
-    they will have."""
+    """A client announces `requests` generations within `hold_s`; `Admission.hold` says what is held then. Its newest
+    announcement for a model replaces the one before; 0 requests take it back. `model` "": the default one.
+    `priority`: the class that they will have."""
 
     client: str
     requests: int
@@ -173,15 +173,4 @@ class Expire(msgspec.Struct, frozen=True):
     hard: bool
 
 
-class Reserved(msgspec.Struct, frozen=True):
-    """What is held after a `Reserve`: slots for `requests` of the client until `until_s` (monotonic). `reason`: why
-    it is less than was asked for, "" when it is not."""
-
-    client: str
-    model: str
-    requests: int
-    until_s: float
-    reason: str
-
-
-Effect = Start | Reject | Interrupt | Pause | Dropped | Lost | Expire | Reserved
+Effect = Start | Reject | Interrupt | Pause | Dropped | Lost | Expire

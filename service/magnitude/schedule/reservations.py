@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import math
+from typing import TypeVar
 
 import msgspec
 
 from magnitude.schedule.inference import Priority
+
+T = TypeVar("T")
 
 CLASS: dict[Priority, int] = {"interactive": 0, "normal": 1, "background": 2}
 
@@ -36,32 +39,41 @@ class Reservations:
         self._held: dict[str, Hold] = {}
         # The first announcement of each client since its last request.
         self._announced_s: dict[str, float] = {}
+        self._refusals: dict[str, str] = {}  # why the newest announcement of a client holds nothing
 
     def announce(
         self, client: str, requests: int, priority: Priority, *, slots: int, hold_s: float, now_s: float
-    ) -> Hold:
-        """Hold slots for `requests` more of the client, in place of what it announced before. Returns what is held;
-        requests beyond that are no error, they queue like any other."""
+    ) -> None:
+        """Hold slots for `requests` more of the client, in place of what it announced before. Requests beyond those
+        that may be held are no error, they queue like any other."""
         self._held.pop(client, None)
-        granted = max(0, min(requests, slots - 1 - sum(held.requests for held in self._held.values())))
+        self._refusals.pop(client, None)
+        if requests <= 0:
+            return
+        granted = min(requests, slots - 1 - sum(held.requests for held in self._held.values()))
         first_s = self._announced_s.get(client, now_s)
         if now_s >= first_s + 2 * LONGEST_HOLD_S:
             first_s = now_s
         until_s = min(now_s + hold_s, first_s + LONGEST_HOLD_S)
-        reason = "" if granted >= requests else "one compute slot is left to everybody"
-        if not until_s > now_s:  # nor is it where the hold is not a number
-            granted = 0
+        reason = "" if granted == requests else "one compute slot is left to everybody"
+        if granted <= 0:
+            _remember(self._refusals, client, reason)
+        elif not until_s > now_s:  # nor is it where the hold is not a number
             reason = "what was announced before did not come" if hold_s > 0 else "the time is over"
-        if not granted:
-            return Hold(
-                client=client, requests=0, priority=priority, until_s=now_s, reason=reason if requests > 0 else ""
+            _remember(self._refusals, client, reason)
+        else:
+            self._held[client] = Hold(
+                client=client, requests=granted, priority=priority, until_s=until_s, reason=reason
             )
-        hold = Hold(client=client, requests=granted, priority=priority, until_s=until_s, reason=reason)
-        self._held[client] = hold
-        self._announced_s[client] = first_s
-        if len(self._announced_s) > REMEMBERED_CLIENTS:
-            del self._announced_s[next(iter(self._announced_s))]
-        return hold
+            _remember(self._announced_s, client, first_s)
+
+    def of(self, client: str, now_s: float) -> Hold:
+        """What is held for the client; `requests` is 0 when it is nothing."""
+        held = self._held.get(client)
+        if held is not None and held.until_s > now_s:
+            return held
+        reason = self._refusals.get(client, "")
+        return Hold(client=client, requests=0, priority="normal", until_s=now_s, reason=reason)
 
     def started(self, client: str) -> None:
         """A request of the client started: it used one of its slots."""
@@ -92,3 +104,9 @@ class Reservations:
 
     def all(self) -> tuple[Hold, ...]:
         return tuple(self._held.values())
+
+
+def _remember(by_client: dict[str, T], client: str, value: T) -> None:
+    by_client[client] = value
+    if len(by_client) > REMEMBERED_CLIENTS:
+        del by_client[next(iter(by_client))]
