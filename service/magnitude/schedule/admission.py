@@ -158,23 +158,11 @@ class Admission:
     # --- events ---
 
     def _submit(self, event: Submit, now_s: float) -> Request:
-        pool = self._pool_of(event)
-        known = pool.segments.knows(event.client, event.conversation)
-        request = Request(
-            submit=event,
-            order=self._arrivals,
-            continuing=event.continuing or known,
-            arrived_s=now_s,
-            since_s=now_s,
-            age_from_s=now_s,
-        )
+        request = self._pool_of(event).arrived(event, self._arrivals, now_s)
         self._arrivals += 1
         self._requests[event.request_id] = request
         if event.deadline is not None:
             self._dated[event.request_id] = request
-        pool.waiting.append(request)
-        pool.shares.enter(event.client)
-        pool.segments.arrived(event.client, event.conversation, event.task, now_s)
         return request
 
     def _withdraw(self, request_id: int, now_s: float) -> list[Effect]:
