@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import mmap
+
 from magnitude.engine.kv_layout import KvLayout
 from magnitude.engine.protocol import TensorInfo
 from magnitude.errors import MagnitudeError
-from magnitude.models.description import ModelDescription
+from magnitude.models.description import KV_ITEM_BYTES, ModelDescription
 from magnitude.policy.strategy import Strategy
 from magnitude.schedule.kv_memory import KvMemory
 from magnitude.schedule.scope import Scope
@@ -49,6 +51,8 @@ class ModelPlan:
                 bytes_per_token=token_bytes,
                 budget_bytes=strategy.kv_budget_bytes or strategy.slots * strategy.context_length * token_bytes,
                 share_prefixes=share_prefixes,
+                # A head's positions lie page by page.
+                granule_tokens=max(1, mmap.PAGESIZE // (layout.head_dim * KV_ITEM_BYTES[layout.kv_type])),
             )
 
     @property
