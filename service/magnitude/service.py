@@ -154,7 +154,7 @@ class Service:
         """Plans that fit together. The chat model must fit; another one that does not is left out and reported."""
 
         def wish(model: ModelDescription) -> Strategy:
-            return default_strategy(board, self.settings.engine, model.decoder)
+            return default_strategy(board, self.settings.engine, model.decoder, self.settings.kv)
 
         fitted = fit_together(models, wish, free_bytes)
         for model, error in fitted.left_out:

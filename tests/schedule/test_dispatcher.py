@@ -40,7 +40,9 @@ def plan(name: str, *, slots: int = 2) -> ModelPlan:
         weight_bytes=1,
         decoder=SHAPE,
     )
-    strategy = Strategy(threads=1, prefill_chunk=8, slots=slots, context_length=64, kv_type="float32")
+    strategy = Strategy(
+        threads=1, prefill_chunk=8, max_batch=slots, slots=slots, context_length=64, kv_type="float32"
+    )
     return ModelPlan(description, strategy, KvMemory(name, KvLayout.of(SHAPE, slots=slots, max_len=64)))
 
 

@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from magnitude.engine.decoder import run_failed
-from magnitude.engine.protocol import Embed, Failed, Message, Vectors
+from magnitude.engine.protocol import Embed, Failed, Message, StepKind, Vectors
 from magnitude.engine.sessions import describe
 from magnitude.errors import ContextLengthExceeded, EngineError, ModelError, RequestError
 from magnitude.models.description import EncoderShape, ModelDescription
@@ -128,7 +128,7 @@ class EncodeJob:
         check_embed(request, encoder.shape.max_tokens)
         self.request_id = request.request_id
         self.model = request.model
-        self.slot: int | None = None
+        self.kind: StepKind = "encode"
         self.finished = False
         self._request = request
         self._encoder = encoder

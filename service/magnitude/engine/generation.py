@@ -1,20 +1,19 @@
-"""One open generation: prefill in chunks, then one token a step.
+"""One open generation: what it wants computed next, and what becomes of the logits.
 
-`advance` does exactly one graph run, so that the loop can look at cancels and serve others in between. A
-generation that an earlier engine began is rebuilt from its ids: positions that are still right are kept, the
-rest is computed the way it was computed before (the prompt in the same chunks, the emitted ids one a step),
-because other chunks would round differently and might change the text.
+It computes nothing itself: the running batch (`batch.py`) asks for the next ids, runs them, and hands back the
+logits. A generation that an earlier engine began is rebuilt from its ids: positions that are still right are kept,
+the prompt's rest is prefilled, and the emitted ids are replayed one a step, as they were computed before, because
+other shapes of a run may round differently and change the text.
 """
 
 from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
-from magnitude.engine.decoder import Decoder
-from magnitude.engine.kv import KvMemory, SlotState, trusted_length
+from magnitude.engine.kv import KvMemory, SlotState, holds, trusted_length
 from magnitude.engine.protocol import (
     Finished,
     FinishReason,
@@ -54,7 +53,7 @@ def check_generate(request: Generate, *, slots: int, max_len: int, vocab_size: i
 
 
 def first_position(prompt: int, emitted: int, chunk: int, valid: int) -> int:
-    """The position at which to go on, when the first `valid` positions of the slot are right.
+    """The position at which to go on, when an earlier engine left the first `valid` positions of the slot right.
 
     The step whose logits give the next token is always done again. Inside the prompt it goes on at the border
     of a chunk, so that the chunks are those of an undisturbed run.
@@ -64,66 +63,126 @@ def first_position(prompt: int, emitted: int, chunk: int, valid: int) -> int:
     return start if start >= prompt else start // chunk * chunk
 
 
+def _reusable(request: Generate, kv: KvMemory, model_hash: str, ids: list[int]) -> int:
+    """Positions of `ids` that need not be computed: what the service says, if the slot's header bears it out."""
+    wanted = request.kv_valid_tokens
+    if not wanted:
+        return 0
+    source = request.slot if request.kv_copy_from is None else request.kv_copy_from
+    header, layout_id = kv.read_header(source), kv.layout.layout_id
+    if request.kv_holds is None:
+        valid = min(wanted, trusted_length(header, model_hash, layout_id, ids))
+    else:
+        record = request.kv_holds
+        valid = wanted if holds(header, model_hash, layout_id, record.tokens, record.ids_hash) else 0
+    if valid < wanted:
+        log.warning("slot %d: %d of %d positions are trusted, the rest is computed again", source, valid, wanted)
+    if request.kv_holds is None:
+        return first_position(len(request.prompt), len(request.emitted), request.prefill_chunk, valid)
+    return min(valid, len(ids) - 1)
+
+
+def take_slot(request: Generate, kv: KvMemory, model_hash: str) -> SlotState:
+    """Make the request's slot its own, with what can be reused in it.
+
+    A prefix in another slot is copied here and now: when the next message is handled, that slot may belong to
+    somebody else.
+    """
+    ids = [*request.prompt, *request.emitted]
+    start = _reusable(request, kv, model_hash, ids)
+    state = kv.open_slot(request.slot, model_hash)
+    if start and request.kv_copy_from is not None:
+        state.begin([])  # a copy that is interrupted must not look like what was here before
+        kv.copy_prefix(request.kv_copy_from, request.slot, start)
+    state.begin(ids[:start])
+    return state
+
+
 class Generation:
-    """A generation under way in its KV slot. The loop calls `advance` until `finished`."""
+    """A generation under way in its KV slot.
+
+    While `prefilling`, the batch runs `next_ids(n)` as one piece and calls `computed`; after that each step takes one
+    id in and `computed` hands it the logits. `finished` once it is over.
+    """
 
     def __init__(
         self,
         request: Generate,
         *,
-        model_hash: str,
-        decoder: Decoder,
-        kv: KvMemory,
+        state: SlotState,
+        max_len: int,
         sampler: Sampler,
         grammar: Grammar | None,
         received_s: float,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        """`sampler` and `grammar` have already taken in `request.emitted`. Nothing is run yet."""
+        """`state` comes from `take_slot`; `sampler` and `grammar` have already taken in `request.emitted`."""
         self.request_id = request.request_id
         self.model = request.model
         self.slot = request.slot
+        self.adapter = request.adapter
         self.finished = False
         self._request = request
-        self._decoder = decoder
         self._sampler = sampler
         self._grammar = grammar
         self._clock = clock
         self._ids = [*request.prompt, *request.emitted]
-        self._max_len = kv.layout.max_len
+        self._max_len = max_len
         self._new = 0
         self._received_s = received_s
         self._first_step_s: float | None = None
         self._prefilled_s: float | None = None
-        valid = request.kv_valid_tokens
-        if valid:
-            trusted = trusted_length(kv.read_header(request.slot), model_hash, kv.layout.layout_id, self._ids)
-            if trusted < valid:
-                log.warning("slot %d: %d of %d positions are trusted, the rest is computed again",
-                            request.slot, trusted, valid)  # fmt: skip
-            valid = min(valid, trusted)
-        start = first_position(len(request.prompt), len(request.emitted), request.prefill_chunk, valid)
-        self._state: SlotState = kv.open_slot(request.slot, model_hash)
-        self._state.begin(self._ids[:start])
+        self._steps = self._batched = 0
+        self._state = state
+        self._cached = min(state.length, len(request.prompt))
 
-    def advance(self) -> list[Message]:
-        """Do one graph run, or end. Returns the messages that it gave rise to.
+    @property
+    def prefilling(self) -> bool:
+        return self._state.length < len(self._request.prompt)
 
-        Raises `EngineError` or `RequestError`; the generation is over then.
-        """
+    @property
+    def past(self) -> int:
+        """Positions of the slot that are computed."""
+        return self._state.length
+
+    @property
+    def prompt_left(self) -> int:
+        """Positions of the prompt that are not."""
+        return max(0, len(self._request.prompt) - self._state.length)
+
+    @property
+    def largest_piece(self) -> int:
+        return self._request.prefill_chunk
+
+    def begin(self) -> list[Message]:
+        """To be called once, before the first run: what an earlier engine emitted may have been all."""
+        if reason := self._end_of_emitted():
+            return [self._finish(reason)]
+        return []
+
+    def next_ids(self, count: int = 1) -> list[int]:
+        """The ids of the next positions: up to `count` of the prompt, or one."""
         if self._first_step_s is None:
             self._first_step_s = self._clock()
-            if reason := self._end_of_emitted():
-                return [self._finish(reason)]
-        prompt, past = len(self._request.prompt), self._state.length
-        end = min(past + self._request.prefill_chunk, prompt) if past < prompt else past + 1
-        ids = self._ids[past:end]
-        logits = self._decoder.run(self.slot, ids, past)
-        self._state.extend(ids, end - past)
+        past = self._state.length
+        return self._ids[past : past + (min(count, self.prompt_left) or 1)]
+
+    def computed(self, ids: Sequence[int], logits: F32, batch: int = 1) -> list[Message]:
+        """`ids` are in the slot; `logits` `[vocab_size]` are those after the last one. Returns what came of it.
+
+        `batch` generations took part in the run. Raises `EngineError` or `RequestError`; the generation is over
+        then.
+        """
+        prompt = len(self._request.prompt)
+        self._state.extend(ids, len(ids))
+        past = self._state.length
         messages: list[Message] = []
-        if end <= prompt:
-            messages.append(PrefillProgress(request_id=self.request_id, done_tokens=end, total_tokens=prompt))
-        if end == len(self._ids):
+        if past <= prompt:
+            messages.append(PrefillProgress(request_id=self.request_id, done_tokens=past, total_tokens=prompt))
+        else:
+            self._steps += 1
+            self._batched += batch
+        if past == len(self._ids):
             if self._prefilled_s is None:
                 self._prefilled_s = self._clock()
             messages += self._next_token(logits)
@@ -183,6 +242,8 @@ class Generation:
             wait_s=first_s - self._received_s,
             prefill_s=prefilled_s - first_s,
             decode_s=now_s - prefilled_s,
+            cached_tokens=self._cached,
+            mean_batch=self._batched / self._steps if self._steps else 0.0,
         )
 
 

@@ -15,6 +15,7 @@ from collections.abc import Iterable
 
 import msgspec
 import numpy as np
+from numpy.typing import NDArray
 
 from magnitude.engine.kv_layout import LAYOUT_VERSION, KvLayout
 from magnitude.errors import ModelError
@@ -77,6 +78,15 @@ def unpack_header(data: bytes | memoryview) -> SlotHeader | None:
     )
 
 
+def holds(header: SlotHeader | None, model_hash: str, layout_id: str, tokens: int, ids_hash: int) -> bool:
+    """Whether the slot holds exactly those `tokens` positions of that model."""
+    return (
+        header is not None
+        and (header.model_hash, header.layout_id) == (model_hash, layout_id)
+        and (header.length, header.ids_hash) == (tokens, ids_hash)
+    )
+
+
 def trusted_length(header: SlotHeader | None, model_hash: str, layout_id: str, ids: list[int]) -> int:
     """How many positions of the slot surely hold the beginning of `ids`; 0 when the header does not say so."""
     if header is None or header.model_hash != model_hash or header.layout_id != layout_id:
@@ -87,7 +97,7 @@ def trusted_length(header: SlotHeader | None, model_hash: str, layout_id: str, i
 
 
 class KvMemory:
-    """The mapped memfd. `fd` stays the caller's to close: the mapping lives without it.
+    """The mapped memfd. The `fd` that is given stays the caller's to close.
 
     Raises `ModelError` when the memory is smaller than the layout needs.
     """
@@ -101,13 +111,25 @@ class KvMemory:
                 hint="The service and the engine disagree about slots or context length; restart the service",
             )
         self.layout = layout
+        self.fd = os.dup(fd)
         self._map: mmap.mmap | None = mmap.mmap(fd, layout.total_bytes, mmap.MAP_SHARED)
-        self._bytes: np.ndarray | None = np.frombuffer(self._map, np.uint8)
-        self._address = int(self._bytes.ctypes.data)
 
-    def tensor_address(self, layer: int, *, value: bool, slot: int) -> int:
-        """Address of `slot`'s `[kv_heads, max_len, head_dim]` block of K (or V) in `layer`."""
-        return self._address + self.layout.tensor_offset(layer, value, slot)
+    def slot_bytes(self, layer: int, *, value: bool, slot: int) -> NDArray[np.uint8]:
+        """`slot`'s block of K (or V) in `layer`, `[kv_heads, padded_len, bytes of a head's position]`; no copy.
+
+        The view must be gone before `close`.
+        """
+        assert self._map is not None
+        layout = self.layout
+        block = np.frombuffer(self._map, np.uint8, layout.slot_bytes, layout.tensor_offset(layer, value, slot))
+        return block.reshape(layout.kv_heads, layout.padded_len, -1)
+
+    def copy_prefix(self, source: int, target: int, tokens: int) -> None:
+        """Copy the first `tokens` positions of a slot into another one. The headers are left alone."""
+        for layer in range(self.layout.layers):
+            for value in (False, True):
+                block = self.slot_bytes(layer, value=value, slot=target)
+                block[:, :tokens] = self.slot_bytes(layer, value=value, slot=source)[:, :tokens]
 
     def read_header(self, slot: int) -> SlotHeader | None:
         assert self._map is not None
@@ -119,11 +141,11 @@ class KvMemory:
         return SlotState(self._map, self.layout.header_offset(slot), model_hash, self.layout.layout_id)
 
     def close(self) -> None:
-        """Unmap. Nothing may be bound to the memory any more."""
-        self._bytes = None
+        """Unmap. No view of the memory may be left."""
         if self._map is not None:
             self._map.close()
             self._map = None
+            os.close(self.fd)
 
 
 class SlotState:

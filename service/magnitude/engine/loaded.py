@@ -2,26 +2,28 @@
 
 from __future__ import annotations
 
+import statistics
 from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from magnitude.engine.batch import RunningBatch
 from magnitude.engine.decoder import Decoder
 from magnitude.engine.encoder import EncodeJob, Encoder
-from magnitude.engine.generation import Generation, check_generate
-from magnitude.engine.kv import KvMemory
+from magnitude.engine.generation import Generation, check_generate, take_slot
+from magnitude.engine.kv import KvMemory, SlotState
 from magnitude.engine.process import forget_mapped_pages, trim_heap
-from magnitude.engine.protocol import Embed, Generate, InferTensors, LoadModel, TensorInfo
+from magnitude.engine.protocol import Embed, Generate, InferTensors, LoadModel, Measure, TensorInfo
 from magnitude.engine.sampling import Sampler, check_settings
 from magnitude.engine.sessions import describe, open_session
 from magnitude.engine.tensors import TensorJob
-from magnitude.errors import ModelError, RequestError
+from magnitude.errors import MagnitudeError, ModelError, RequestError
 from magnitude.models.description import ModelDescription
 
 if TYPE_CHECKING:
     from magnitude.engine.grammar import Grammar, GrammarTokenizer
 
-Job = Generation | EncodeJob | TensorJob
+RunJob = EncodeJob | TensorJob
 
 
 class LoadedModel:
@@ -36,6 +38,8 @@ class LoadedModel:
         self._decoder: Decoder | None = None
         self._encoder: Encoder | None = None
         self._kv: KvMemory | None = None
+        self.batch: RunningBatch | None = None  # of a decoder
+        self.max_inter_token_s = request.max_inter_token_ms / 1000
         folder = Path(request.model.folder)
         self._session: Any = open_session(folder / request.model.graph_file, request.threads)
         # Packing the weights leaves freed buffers and pages that were read only once: 15 MB of 200 for a 124 MB file.
@@ -49,19 +53,26 @@ class LoadedModel:
                     raise ModelError(f"model {request.model.name} is a decoder but no KV memory came with it")
                 self._kv = KvMemory(kv_fd, request.kv)
                 try:
-                    self._decoder = Decoder(request.model, self._session, self._kv)
-                except ModelError:
+                    self._decoder = Decoder(request.model, self._session, self._kv, max_batch=request.max_batch)
+                except MagnitudeError:
                     self.close()
                     raise
+                self.batch = RunningBatch(self._decoder, request.max_batch)
             case "embedder" | "reranker":
                 self._encoder = Encoder(request.model, self._session)
             case "tensors":
                 pass
 
+    @property
+    def name(self) -> str:
+        return self.description.name
+
     def check(self, request: Generate) -> None:
         """Raise `RequestError` for a request that cannot run here."""
         decoder, kv = self._decoder_parts()
         vocab_size = decoder.shape.vocab_size
+        if request.adapter:
+            raise RequestError(f"adapter {request.adapter} is not loaded", param="model", code="adapter_not_loaded")
         check_generate(request, slots=kv.layout.slots, max_len=kv.layout.max_len, vocab_size=vocab_size)
         check_settings(request.sampler, vocab_size)
 
@@ -84,16 +95,25 @@ class LoadedModel:
             trim_heap()  # building leaves twice its own size behind (32 MB for 49,152 tokens)
         return self._grammar_tokenizer.start(request.grammar, request.emitted)
 
+    def take_slot(self, request: Generate) -> SlotState:
+        """Make the slot of a request that passed `check` its own, with what can be reused."""
+        _, kv = self._decoder_parts()
+        return take_slot(request, kv, self.description.model_hash)
+
     def open_generation(
-        self, request: Generate, grammar: Grammar | None, received_s: float, clock: Callable[[], float]
+        self,
+        request: Generate,
+        state: SlotState,
+        grammar: Grammar | None,
+        received_s: float,
+        clock: Callable[[], float],
     ) -> Generation:
-        """Rebuild the state of a request that passed `check`. Nothing is computed yet."""
+        """Rebuild the state of a request in the slot that it took. Nothing is computed yet."""
         decoder, kv = self._decoder_parts()
         return Generation(
             request,
-            model_hash=self.description.model_hash,
-            decoder=decoder,
-            kv=kv,
+            state=state,
+            max_len=kv.layout.max_len,
             sampler=Sampler(
                 request.sampler,
                 vocab_size=decoder.shape.vocab_size,
@@ -105,6 +125,29 @@ class LoadedModel:
             received_s=received_s,
             clock=clock,
         )
+
+    def measure(self, request: Measure, clock: Callable[[], float]) -> tuple[float, ...]:
+        """Median time of a decode step for each number of rows. What the slots held is lost."""
+        decoder, kv = self._decoder_parts()
+        if max(request.rows, default=0) > min(decoder.prefill_row, kv.layout.slots):
+            raise RequestError("there are fewer rows or slots than are to be measured", param="rows")
+        if request.past_tokens + 1 > kv.layout.max_len:
+            raise RequestError("past_tokens do not fit a slot", param="past_tokens")
+        return tuple(self._median_step_s(decoder, kv, request, rows, clock) for rows in request.rows)
+
+    def _median_step_s(
+        self, decoder: Decoder, kv: KvMemory, request: Measure, rows: int, clock: Callable[[], float]
+    ) -> float:
+        for row in range(rows):
+            kv.open_slot(row, self.description.model_hash).begin([])
+            decoder.show(row, row)
+        times = []
+        for _ in range(request.steps):
+            started_s = clock()
+            # The KV of unused positions is zero, which takes as long as any other.
+            decoder.step([0] * rows, [request.past_tokens] * rows)
+            times.append(clock() - started_s)
+        return statistics.median(times)
 
     def _decoder_parts(self) -> tuple[Decoder, KvMemory]:
         if self._decoder is None or self._kv is None:
@@ -123,6 +166,7 @@ class LoadedModel:
 
     def close(self) -> None:
         """Let go of session, bindings and mapping, in this order."""
+        self.batch = None
         if self._decoder is not None:
             self._decoder.close()
         self._decoder = self._encoder = self._session = self._grammar_tokenizer = None

@@ -97,7 +97,7 @@ class Dispatcher:
 
     def engine_up(self, link: EngineLink) -> None:
         self._link = link
-        slots = {name: plan.strategy.slots for name, plan in self._plans.items() if plan.kv and not plan.failure}
+        slots = {name: plan.strategy.max_batch for name, plan in self._plans.items() if plan.kv and not plan.failure}
         self._refuse_open()
         self._apply(self._admission.apply(EngineUp(slots), self._clock()))
 

@@ -164,6 +164,8 @@ class ModelLoader:
             model=description,
             threads=plan.strategy.threads,
             kv=plan.kv.layout if plan.kv else None,
+            max_batch=max(1, plan.strategy.max_batch),
+            max_inter_token_ms=plan.strategy.max_inter_token_ms,
         )
         answer = await self.ask(link, message, request_id, plan.kv.fd if plan.kv else None)
         match answer:

@@ -78,5 +78,5 @@ def _model_state(plan: ModelPlan) -> ModelState:
         context_tokens=plan.strategy.context_length,
         kv_type=plan.strategy.kv_type,
         kv_resident_bytes=plan.kv.resident_bytes() if plan.kv else 0,
-        kv_reserved_bytes=plan.kv.layout.total_bytes if plan.kv else 0,
+        kv_reserved_bytes=plan.strategy.kv_budget_bytes,
     )
