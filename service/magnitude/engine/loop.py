@@ -16,7 +16,6 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING
 
 from magnitude.engine.generation import never_started
-from magnitude.engine.kv import SlotState
 from magnitude.engine.link import ServiceGone
 from magnitude.engine.loaded import LoadedModel
 from magnitude.engine.process import give_back_memory
@@ -43,6 +42,7 @@ from magnitude.engine.protocol import (
     UnloadAdapter,
     UnloadModel,
 )
+from magnitude.engine.slot_header import SlotState
 from magnitude.engine.stats import Progress, read_memory
 from magnitude.engine.work import Run, Work
 from magnitude.errors import EngineError, MagnitudeError, ModelNotFound, RequestError
@@ -137,6 +137,8 @@ class EngineLoop:
         for run in self._work.turn():
             self._do(run)
             self._open_changed()
+            if not len(self._work):
+                break  # waiting for events comes after the report
             self._take_events()
             if self._leave:
                 return

@@ -23,7 +23,8 @@ MAX_FRAME_BYTES = 256 * 1024 * 1024  # largest tensor message; a longer length w
 FinishReason = Literal["stop", "length", "cancelled", "error"]
 # What happens when a slot is full: the answer ends, or the oldest positions behind the attention sinks are dropped.
 Overflow = Literal["stop", "slide"]
-StepKind = Literal["decode", "prefill", "verify", "encode", "tensors"]
+# "slide" is no graph run: positions of a full slot that were moved.
+StepKind = Literal["decode", "prefill", "verify", "slide", "encode", "tensors"]
 
 
 class Message(msgspec.Struct, frozen=True, kw_only=True, tag_field="t", array_like=False):
@@ -185,11 +186,12 @@ class CancelRequest(Message, frozen=True, kw_only=True, tag="cancel"):
 
 
 class Measure(Message, frozen=True, kw_only=True, tag="measure"):
-    """Time decode steps of each batch size in `rows`, in slots from 0 on; nothing else may be open. Answered by
-    `Measured`. What the slots held is lost."""
+    """Time decode steps of each batch size in `rows`, all rows in `slot`; nothing else may be open. Answered by
+    `Measured`. What the slot held is lost."""
 
     request_id: int
     model: str
+    slot: int
     rows: tuple[int, ...]
     past_tokens: int = 128
     steps: int = 8

@@ -14,10 +14,11 @@ from starlette.responses import Response
 from magnitude.errors import EngineError, RequestError
 from magnitude.intake.body import read_json
 from magnitude.intake.connected import while_connected
-from magnitude.intake.context import Context, context_of, request_id_of
-from magnitude.intake.embeddings import encoder_shape, floats, run_headers, too_long
+from magnitude.intake.context import Context, context_of, passage_of, principal_of, request_id_of
+from magnitude.intake.embeddings import account, encoder_shape, floats, too_long
 from magnitude.intake.fields import Fields, type_name
 from magnitude.intake.replies import json_reply
+from magnitude.intake.terms import terms_of
 from magnitude.text.tokenizer import EncodedPair, TextTokenizer
 
 _MAX_DOCUMENTS = 1024  # each is a whole run of the encoder
@@ -61,7 +62,9 @@ async def rerank(request: Request) -> Response:
 
 
 async def _answer(request: Request, context: Context, wanted: RerankRequest) -> Response:
+    terms = terms_of(request, task="rerank")
     model = context.model_of_kind(wanted.model, "reranker", "rerank")
+    passage_of(request).notes["model"] = model.name
     shape = encoder_shape(model)
     tokenizer = (await context.text_of(model)).tokenizer
     pairs = await asyncio.to_thread(_encode, tokenizer, wanted, shape.max_tokens)
@@ -70,6 +73,9 @@ async def _answer(request: Request, context: Context, wanted: RerankRequest) -> 
         [p.ids for p in pairs],
         [p.token_types for p in pairs] if shape.token_type_ids else [],
         request_key=request_id_of(request),
+        priority=terms.priority,
+        deadline=terms.deadline,
+        client=principal_of(request).name,
     )
     if result.width != 1 or len(result.rows) != len(pairs):
         raise EngineError(
@@ -78,7 +84,7 @@ async def _answer(request: Request, context: Context, wanted: RerankRequest) -> 
         )
     scores = [_relevance(floats(row)[0], normalised=shape.normalised) for row in result.rows]
     tokens = sum(len(p.ids) for p in pairs)
-    context.metrics.prompt_tokens.labels(model.name).inc(tokens)
+    headers = account(request, context, model, result, tokens=tokens)
     order = sorted(range(len(scores)), key=lambda n: (-scores[n], n))[: wanted.top_n]
     results = []
     for n in order:
@@ -95,7 +101,7 @@ async def _answer(request: Request, context: Context, wanted: RerankRequest) -> 
         "results": results,
         "usage": {"prompt_tokens": tokens, "total_tokens": tokens},
     }
-    return json_reply(body, run_headers(result.queue_s, result.run_s))
+    return json_reply(body, headers)
 
 
 def _document(fields: Fields, index: int, item: Any) -> str:

@@ -13,7 +13,7 @@ from magnitude.engine.protocol import Failed, Loaded, LoadModel, Message, Prefil
 from magnitude.errors import EngineError, MagnitudeError, ModelError
 from magnitude.models.description import ModelDescription
 from magnitude.schedule.dispatcher import Dispatcher, error_from
-from magnitude.schedule.fresh_engine import GOLDEN_SLOT, FreshEngine
+from magnitude.schedule.fresh_engine import FreshEngine
 from magnitude.schedule.plan import ModelPlan
 from magnitude.supervise.lifecycle import LoadFailed, ModelsReady
 
@@ -132,11 +132,13 @@ class ModelLoader:
 
     async def _load_or_fall_back(self, link: EngineLink, plan: ModelPlan) -> MagnitudeError | None:
         plan.degraded = ""
+        plan.graph_file = plan.description.graph_file
         failure = await self._load_and_admit(link, plan, plan.description)
         fallback = plan.description.fallback_graph_file
         if failure is not None and failure.code == "golden_failed" and fallback is not None:
             log.warning("trying the fallback graph", extra={"fields": {"model": plan.description.name}})
             plan.degraded = f"on its slow fallback graph, because {failure.message}"
+            plan.graph_file = fallback
             description = msgspec.structs.replace(plan.description, graph_file=fallback)
             failure = await self._load_and_admit(link, plan, description)
         return failure
@@ -150,7 +152,7 @@ class ModelLoader:
             return failure
         failure = await self._admit(plan, description.graph_file, _Fresh(self, link))
         if plan.kv is not None:
-            plan.kv.release_slot(GOLDEN_SLOT)
+            plan.kv.release_slot(plan.scratch_slot)
         if failure is not None:
             request_id = self._dispatcher.next_id()
             await self.ask(link, UnloadModel(request_id=request_id, model=description.name), request_id)
