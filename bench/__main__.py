@@ -269,6 +269,42 @@ def speculation(
     write_json(json, speculation=results)
 
 
+@app.command()
+def adapters(
+    rounds: Annotated[int, typer.Option(min=1, help="Interleaved rounds.")] = 15,
+    json: Json = None,
+) -> None:
+    """Time and memory of LoRA adapters beside the plain graph and a second whole model."""
+    import tempfile
+
+    from bench.adapters import RANKS, base_with_lora, memory_held, random_adapter, step_costs
+
+    machine = read_machine()
+    print_machine(console, machine)
+    source = models_folder() / CHAT_MODEL
+    with tempfile.TemporaryDirectory() as scratch, console.status("") as status:
+        work = Path(scratch)
+        base, second = base_with_lora(source, work / "base"), base_with_lora(source, work / "second")
+        made = {rank: random_adapter(base, rank, work / "adapters") for rank in RANKS}
+        status.update("memory")
+        held = memory_held(base, list(made.values()), second, machine.threads)
+        status.update("time")
+        costs = step_costs(base, made, machine.threads, rounds)
+    table = Table("run", "rank", "time, x plain graph", "processor time, x plain graph")
+    for cost in costs:
+        table.add_row(cost.run, str(cost.rank), f"{cost.ratio.median:.2f}", f"{cost.processor_ratio.median:.2f}")
+    console.print(table)
+    table = Table("an engine with", "RSS, MB", "Pss", "weights and adapters, mapped", "anonymous", "KV")
+    for entry in held:
+        memory = entry.memory
+        kinds = (memory.rss_bytes, memory.pss_bytes, memory.weights_bytes, memory.anon_bytes, memory.kv_bytes)
+        table.add_row(entry.holding, *(f"{size / 1e6:.0f}" for size in kinds))
+    console.print(table)
+    sizes = ", ".join(f"rank {rank} {adapter.size_bytes / 1e6:.1f} MB" for rank, adapter in made.items())
+    console.print(f"adapters on disk: {sizes}")
+    write_json(json, costs=costs, held=held)
+
+
 def contender_plans(gguf: Path | None) -> list[ContenderPlan]:
     """Every contender on its files. The Q4_0 file is made on the way, once."""
     folder = str(models_folder() / CHAT_MODEL)

@@ -30,6 +30,7 @@ from magnitude.feedback.records import Feedback
 from magnitude.intake.app import build_app
 from magnitude.intake.serve import serve
 from magnitude.intake.sockets import open_sockets
+from magnitude.models.adapters import with_adapters
 from magnitude.models.catalogue import BrokenModel, find, open_folder, resolve, scan
 from magnitude.models.description import ModelDescription
 from magnitude.paths import Paths, find_paths
@@ -202,7 +203,10 @@ class Service:
                     },
                 )
         share = self.settings.kv.share_prefixes
-        plans = [ModelPlan(model, strategy, share_prefixes=share) for model, strategy in fitted.served]
+        plans = []
+        for model, strategy in fitted.served:
+            served, adapters = with_adapters(model)
+            plans.append(ModelPlan(served, strategy, adapters=adapters, share_prefixes=share))
         if plans and plans[0].strategy.max_draft:
             plans[0].draft = draft
         return plans

@@ -137,7 +137,7 @@ class RunningBatch:
         ids = member.next_ids(size)
         started_s = self._clock()
         try:
-            self._decoder.show(self._decoder.prefill_row, member.slot)
+            self._decoder.show(self._decoder.prefill_row, member.slot, member.adapter)
             logits = self._decoder.extend(self._decoder.prefill_row, ids, member.past)[0]
             outcome: Outcome = (member, member.computed(ids, logits))
         except MemoryError:
@@ -212,4 +212,4 @@ class RunningBatch:
         if len({member.adapter for member in self._decoding}) > 1:
             self._decoding.sort(key=lambda member: member.adapter)
         for row, member in enumerate(self._decoding):
-            self._decoder.show(row, member.slot)
+            self._decoder.show(row, member.slot, member.adapter)

@@ -15,7 +15,16 @@ from magnitude.engine.encoder import EncodeJob, Encoder
 from magnitude.engine.generation import Generation, check_generate, take_slot
 from magnitude.engine.kv import KvMemory
 from magnitude.engine.process import forget_mapped_pages, trim_heap
-from magnitude.engine.protocol import Embed, EmbedAndRank, Generate, InferTensors, LoadModel, Measure, TensorInfo
+from magnitude.engine.protocol import (
+    Embed,
+    EmbedAndRank,
+    Generate,
+    InferTensors,
+    LoadAdapter,
+    LoadModel,
+    Measure,
+    TensorInfo,
+)
 from magnitude.engine.ranking import RankJob
 from magnitude.engine.run_pool import PoolUse, RunPool
 from magnitude.engine.sampling import Sampler, check_settings
@@ -25,6 +34,7 @@ from magnitude.engine.slot_header import SlotState
 from magnitude.engine.speculation import Speculation
 from magnitude.engine.tensors import TensorJob
 from magnitude.errors import MagnitudeError, ModelError, RequestError
+from magnitude.models.adapters import kv_hash
 from magnitude.models.description import ModelDescription
 
 if TYPE_CHECKING:
@@ -93,7 +103,7 @@ class LoadedModel:
         """Raise `RequestError` for a request that cannot run here."""
         decoder, kv = self._decoder_parts()
         vocab_size = decoder.shape.vocab_size
-        if request.adapter:
+        if request.adapter not in decoder.adapters:
             raise RequestError(f"adapter {request.adapter} is not loaded", param="model", code="adapter_not_loaded")
         check_generate(request, slots=kv.layout.slots, max_len=kv.layout.max_len, vocab_size=vocab_size)
         check_settings(request.sampler, vocab_size)
@@ -127,11 +137,12 @@ class LoadedModel:
 
     def take_slot(self, request: Generate) -> SlotState:
         """Make the slot of a request that passed `check` its own, with what can be reused."""
-        _, kv = self._decoder_parts()
+        decoder, kv = self._decoder_parts()
         assert self.batch is not None
-        source = request.kv_copy_from
-        running = next((member for member in self.batch.members if member.slot == source), None)
-        return take_slot(request, kv, self.description.model_hash, running)
+        source = (request.kv_copy_from, request.adapter)
+        running = next((member for member in self.batch.members if (member.slot, member.adapter) == source), None)
+        key = kv_hash(self.description.model_hash, decoder.adapters.hash_of(request.adapter))
+        return take_slot(request, kv, key, running)
 
     def open_generation(
         self,
@@ -183,6 +194,19 @@ class LoadedModel:
         except MagnitudeError as error:
             log.warning("model %s runs without its draft model: %s", request.model.name, error)
             self.draft_failure = error.message
+
+    def load_adapter(self, request: LoadAdapter) -> None:
+        """Raises `ModelError` for an adapter that is damaged or does not fit, `RequestError` if it is there."""
+        decoder, _ = self._decoder_parts()
+        decoder.adapters.load(request.name, Path(request.folder), request.adapter_hash)
+
+    def unload_adapter(self, name: str) -> None:
+        """Raises `RequestError` for an adapter that is not loaded or that an open generation computes with."""
+        decoder, _ = self._decoder_parts()
+        assert self.batch is not None  # a decoder has one
+        if any(member.adapter == name for member in self.batch.members):
+            raise RequestError(f"adapter {name} is in use", code="adapter_in_use", hint="Ask again in a moment")
+        decoder.adapters.unload(name)
 
     def _window(self, request: Generate, state: SlotState, clock: Callable[[], float]) -> SlidingWindow | None:
         decoder, kv = self._decoder_parts()

@@ -31,6 +31,7 @@ from magnitude.engine.protocol import (
     GetStats,
     Hello,
     InferTensors,
+    LoadAdapter,
     Loaded,
     LoadModel,
     Measure,
@@ -39,6 +40,7 @@ from magnitude.engine.protocol import (
     Shutdown,
     Stats,
     ToEngine,
+    UnloadAdapter,
     UnloadModel,
 )
 from magnitude.engine.run_pool import PoolUse
@@ -216,6 +218,11 @@ class EngineLoop:
                     self._load(message, event.fd)
                 case UnloadModel():
                     self._unload(message)
+                case LoadAdapter():
+                    self._model(message.model).load_adapter(message)
+                    self._send(Done(request_id=message.request_id))
+                case UnloadAdapter():
+                    self._unload_adapter(message)
                 case Measure():
                     self._measure(message)
                 case GetStats():
@@ -241,11 +248,7 @@ class EngineLoop:
         request_id = message.request_id
         if request_id in self._waiting or self._work.holds(request_id):
             raise RequestError(f"request {request_id} is already open", code="request_id_in_use")
-        model = self._models.get(message.model)
-        if model is None:
-            raise ModelNotFound(
-                f"model {message.model} is not loaded", param="model", hint="See the list of models for what is"
-            )
+        model = self._model(message.model)
         match message:
             case Generate():
                 model.check(message)
@@ -262,6 +265,14 @@ class EngineLoop:
                 self._work.add(model.open_ranking(message, self._clock))
             case InferTensors():
                 self._work.add(model.open_tensors(message, self._clock))
+
+    def _model(self, name: str) -> LoadedModel:
+        model = self._models.get(name)
+        if model is None:
+            raise ModelNotFound(
+                f"model {name} is not loaded", param="model", hint="See the list of models for what is"
+            )
+        return model
 
     def _join(
         self, model: LoadedModel, request: Generate, state: SlotState, grammar: Grammar | None, received_s: float
@@ -334,9 +345,7 @@ class EngineLoop:
         )
 
     def _unload(self, message: UnloadModel) -> None:
-        model = self._models.get(message.model)
-        if model is None:
-            raise ModelNotFound(f"model {message.model} is not loaded", param="model")
+        model = self._model(message.model)
         error = EngineError(f"model {message.model} was unloaded", code="model_unloaded", hint="Ask again")
         open_ids = self._work.remove_all(message.model)
         open_ids += [request_id for request_id, w in self._waiting.items() if w.request.model == message.model]
@@ -349,12 +358,20 @@ class EngineLoop:
         give_back_memory()
         self._send(Done(request_id=message.request_id))
 
+    def _unload_adapter(self, message: UnloadAdapter) -> None:
+        model = self._model(message.model)
+        waiting = ((w.request.model, w.request.adapter) for w in self._waiting.values())
+        if (message.model, message.name) in waiting:
+            raise RequestError(
+                f"adapter {message.name} is in use", code="adapter_in_use", hint="Ask again in a moment"
+            )
+        model.unload_adapter(message.name)
+        self._send(Done(request_id=message.request_id))
+
     def _measure(self, message: Measure) -> None:
         if len(self._work) or self._waiting:
             raise EngineError("the engine is at work, so nothing can be measured", code="engine_busy")
-        model = self._models.get(message.model)
-        if model is None:
-            raise ModelNotFound(f"model {message.model} is not loaded", param="model")
+        model = self._model(message.model)
         self._progress.run_begins()
         try:
             step_s = model.measure(message, self._clock)

@@ -88,6 +88,28 @@ class UnloadModel(Message, frozen=True, kw_only=True, tag="unload"):
     model: str
 
 
+class LoadAdapter(Message, frozen=True, kw_only=True, tag="load_adapter"):
+    """Map a LoRA adapter of a loaded model, whose graph must be the one with adapter inputs. Answered by `Done`.
+
+    `folder` holds the matrices, whose sha256 is `adapter_hash`. Positions in a KV slot that were computed with the
+    adapter are keyed by `models.adapters.kv_hash(model_hash, adapter_hash)`.
+    """
+
+    request_id: int
+    model: str
+    name: str
+    folder: str
+    adapter_hash: str
+
+
+class UnloadAdapter(Message, frozen=True, kw_only=True, tag="unload_adapter"):
+    """Forget an adapter. Refused while a generation with it is open. Answered by `Done`."""
+
+    request_id: int
+    model: str
+    name: str
+
+
 class SlotContents(msgspec.Struct, frozen=True, kw_only=True):
     """All that a slot holds, as the service has it on record: `tokens` positions whose ids hash to `ids_hash`
     (`engine.kv.extend_hash`)."""
@@ -361,6 +383,8 @@ ToEngine = (
     Hello
     | LoadModel
     | UnloadModel
+    | LoadAdapter
+    | UnloadAdapter
     | Generate
     | Embed
     | EmbedAndRank

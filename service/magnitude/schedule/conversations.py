@@ -109,19 +109,16 @@ class Conversations:
         if plan.table is not None:
             plan.table.progressed(request_id, valid_tokens)
 
-    def finished(self, plan: ModelPlan, request_id: int, slot: int, ids: list[int]) -> None:
+    def finished(self, plan: ModelPlan, request_id: int, slot: int, task: GenerationTask, ids: list[int]) -> None:
         """The request is over. `ids` are those of its prompt and answer; empty: what the slot holds is of no use.
 
         What the slot holds is read from its header, which the engine wrote: it counts also when the engine is gone.
         """
         assert plan.table is not None and plan.kv is not None
-        held = plan.kv.held_tokens(slot, self._header_hash(plan), ids) if ids else 0
+        scope = plan.scope(task.client, task.adapter)
+        held = plan.kv.held_tokens(slot, scope.model_hash, ids) if ids else 0
         plan.table.finished(request_id, ids[:held], self._clock())
         self._clean(plan)
-
-    @staticmethod
-    def _header_hash(plan: ModelPlan) -> str:
-        return plan.description.model_hash
 
     # --- what people ask ---
 

@@ -186,10 +186,10 @@ class Dispatcher:
     # --- Inference ---
 
     def models(self) -> Sequence[ModelDescription]:
-        return [plan.description for plan in self.models_served.all()]
+        return self.models_served.descriptions()
 
     def model(self, name: str) -> ModelDescription:
-        return self.plan(name).description
+        return self.models_served.described(name)
 
     def plan(self, name: str) -> ModelPlan:
         return self.models_served.plan(name)
@@ -214,10 +214,12 @@ class Dispatcher:
 
     async def generate(self, task: GenerationTask) -> OpenGeneration:
         plan = self.models_served.usable(task.model, ("decoder",), "generate text")
+        adapter = self.models_served.resolve(task.model)[1]
+        task = msgspec.structs.replace(task, model=plan.description.name, adapter=adapter)
         known = self.conversations.known(plan, task)
         generation = OpenGeneration(
             self.next_id(),
-            msgspec.structs.replace(task, model=plan.description.name),
+            task,
             prefill_chunk=plan.strategy.prefill_chunk,
             max_draft=plan.strategy.max_draft,
             close=self._closed,
@@ -432,7 +434,7 @@ class Dispatcher:
                 return  # its slot is being written; whoever does that gives it back
             plan = self.models_served.by_name[task.model]
             ids = [] if task.spent.slid_tokens else [*task.task.prompt, *task.emitted]
-            self.conversations.finished(plan, task.request_id, task.placement.slot, ids)
+            self.conversations.finished(plan, task.request_id, task.placement.slot, task.task, ids)
 
     # --- effects ---
 
@@ -512,7 +514,7 @@ class Dispatcher:
         restored = await self.conversations.restore(plan, task.placement)
         task.restoring = False
         if self._open.get(task.request_id) is not task:  # it was lost with its engine in the meantime
-            self.conversations.finished(plan, task.request_id, task.placement.slot, task.task.prompt)
+            self.conversations.finished(plan, task.request_id, task.placement.slot, task.task, task.task.prompt)
             return
         if task.over:
             self._ended(task)  # its client is gone, and the engine has never heard of it

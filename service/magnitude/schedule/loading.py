@@ -9,7 +9,16 @@ from collections.abc import Awaitable, Callable, Collection
 import msgspec
 
 from magnitude.engine.client import EngineLink
-from magnitude.engine.protocol import Failed, Loaded, LoadModel, Message, PrefillProgress, ToService, UnloadModel
+from magnitude.engine.protocol import (
+    Failed,
+    LoadAdapter,
+    Loaded,
+    LoadModel,
+    Message,
+    PrefillProgress,
+    ToService,
+    UnloadModel,
+)
 from magnitude.errors import EngineError, MagnitudeError, ModelError
 from magnitude.models.description import ModelDescription
 from magnitude.schedule.dispatcher import Dispatcher, error_from
@@ -165,6 +174,8 @@ class ModelLoader:
     ) -> MagnitudeError | None:
         """None when the model is loaded and may serve; a model that may not is unloaded again."""
         failure = await self._load(link, plan, description)
+        if failure is None:
+            await self._load_adapters(link, plan)
         if failure is not None or self._admit is None:
             return failure
         failure = await self._admit(plan, description.graph_file, _Fresh(self, link))
@@ -174,6 +185,22 @@ class ModelLoader:
             request_id = self._dispatcher.next_id()
             await self.ask(link, UnloadModel(request_id=request_id, model=description.name), request_id)
         return failure
+
+    async def _load_adapters(self, link: EngineLink, plan: ModelPlan) -> None:
+        """An adapter that cannot be loaded costs its own requests only: they are told that it is not."""
+        for adapter in plan.adapters:
+            request_id = self._dispatcher.next_id()
+            message = LoadAdapter(
+                request_id=request_id,
+                model=plan.description.name,
+                name=adapter.name,
+                folder=adapter.folder,
+                adapter_hash=adapter.adapter_hash,
+            )
+            answer = await self.ask(link, message, request_id)
+            if isinstance(answer, Failed):
+                fields = {"adapter": adapter.full_name, "reason": str(error_from(answer))}
+                log.error("adapter not loaded", extra={"fields": fields})
 
     async def _load(self, link: EngineLink, plan: ModelPlan, description: ModelDescription) -> MagnitudeError | None:
         name = description.name

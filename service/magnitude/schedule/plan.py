@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import mmap
+from collections.abc import Sequence
 
 from magnitude.engine.kv_layout import KvLayout
 from magnitude.engine.protocol import TensorInfo
 from magnitude.errors import MagnitudeError
+from magnitude.models.adapters import AdapterDescription, kv_hash
 from magnitude.models.description import KV_ITEM_BYTES, ModelDescription
 from magnitude.policy.strategy import Strategy
 from magnitude.schedule.kv_memory import KvMemory
@@ -29,11 +31,13 @@ class ModelPlan:
         strategy: Strategy,
         *,
         draft: ModelDescription | None = None,
+        adapters: Sequence[AdapterDescription] = (),
         share_prefixes: bool = False,
     ) -> None:
         self.description = description
         self.strategy = strategy
         self.draft = draft
+        self.adapters = tuple(adapters)
         self.graph_file = description.graph_file
         self.failure: MagnitudeError | None = None
         self.degraded = ""
@@ -61,9 +65,10 @@ class ModelPlan:
 
     def scope(self, owner: str, adapter: str) -> Scope:
         """What must be the same for KV of this model to be used again."""
+        hashes = {entry.name: entry.adapter_hash for entry in self.adapters}
         return Scope(
             model=self.description.name,
-            model_hash=self.description.model_hash,
+            model_hash=kv_hash(self.description.model_hash, hashes.get(adapter, "")),
             layout_id=self.kv.layout.layout_id if self.kv is not None else "",
             plan=self.graph_file,
             adapter=adapter,
