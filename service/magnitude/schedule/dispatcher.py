@@ -290,18 +290,12 @@ class Dispatcher:
         plan = self.models_served.usable(model, ("decoder",), "generate text")
         name = plan.description.name
         self._decide(Reserve(client, requests, hold_s, model=name, priority=priority))
-        granted = self._reserved(client, name)
-        return Reservation(
-            client=client,
-            model=name,
-            granted=granted,
-            until_s=self._clock() + hold_s,
-            reason="" if granted >= requests else "one compute slot stays open to everybody",
-        )
+        held = self._admission.hold(client, name, self._clock())
+        return Reservation(client=client, model=name, granted=held.requests, until_s=held.until_s, reason=held.reason)
 
     def release(self, client: str, model: str) -> int:
         name = self.plan(model).description.name
-        held = self._reserved(client, name)
+        held = self._admission.hold(client, name, self._clock()).requests
         self._decide(Reserve(client, 0, 0.0, model=name))
         return held
 
@@ -375,12 +369,6 @@ class Dispatcher:
 
     def _places_changed(self) -> None:
         self._decide(PlacesChanged())
-
-    def _reserved(self, client: str, model: str) -> int:
-        for pool in self._admission.figures(self._clock()):
-            if pool.name == model:
-                return sum(held.requests for held in pool.reservations if held.client == client)
-        return 0
 
     def _refuse_open(self) -> None:
         """Fail every open request whose model cannot serve."""
