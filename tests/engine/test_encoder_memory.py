@@ -44,10 +44,10 @@ def test_one_maximum_request_does_not_set_the_memory_for_ever(engine: EngineDriv
     for _ in range(20):
         embed(engine, minilm, [16])
     after = engine.stats()
-    assert peak.run_pool_peak_bytes > before.run_pool_peak_bytes
+    assert peak.run_pool.peak_bytes > before.run_pool.peak_bytes
     assert after.rss_bytes - before.rss_bytes < NEAR_BYTES
-    assert after.run_pool_bytes < NEAR_BYTES
-    assert after.run_pool_peak_bytes > after.run_pool_mean_bytes > 0
+    assert after.run_pool.held_bytes < NEAR_BYTES
+    assert after.run_pool.peak_bytes > after.run_pool.mean_bytes > 0
 
 
 def test_memory_has_a_bound_whatever_the_shapes(engine: EngineDriver, minilm: ModelDescription):

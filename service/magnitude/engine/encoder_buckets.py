@@ -23,8 +23,8 @@ LEAST_RUN_TOKENS = 64
 # another 10 %, and ONNX Runtime keeps nothing for a shape once its arena is off.
 LENGTH_STEP = 8
 # Texts of different lengths share a run while at most this share of it is padding between their buckets. With 16
-# texts of those pages 0.1 takes 7.0 runs instead of 8.6 and, counting 7.5 tokens for a run, 1 % more time; 0.25 takes 4.2
-# runs and 10 % more time.
+# texts of those pages 0.1 takes 7.0 runs instead of 8.6 and, counting 7.5 tokens for a run, 1 % more time; 0.25
+# takes 4.2 runs and 10 % more time.
 MAX_PADDING = 0.1
 
 

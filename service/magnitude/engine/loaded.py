@@ -13,9 +13,18 @@ from magnitude.engine.encoder import EncodeJob, Encoder
 from magnitude.engine.generation import Generation, check_generate, take_slot
 from magnitude.engine.kv import KvMemory, SlotState
 from magnitude.engine.process import forget_mapped_pages, trim_heap
-from magnitude.engine.protocol import Embed, EmbedAndRank, Generate, InferTensors, LoadModel, Measure, TensorInfo
+from magnitude.engine.protocol import (
+    Embed,
+    EmbedAndRank,
+    Generate,
+    InferTensors,
+    LoadModel,
+    Measure,
+    PoolUse,
+    TensorInfo,
+)
 from magnitude.engine.ranking import RankJob
-from magnitude.engine.run_pool import PoolUse, RunPool
+from magnitude.engine.run_pool import RunPool
 from magnitude.engine.sampling import Sampler, check_settings
 from magnitude.engine.sessions import describe, open_session
 from magnitude.engine.tensors import TensorJob
