@@ -35,6 +35,7 @@ from magnitude.engine.protocol import (
 from magnitude.models.description import ModelDescription
 from magnitude.schedule.encode_batching import IN_FLIGHT, EncodeLimits
 from magnitude.schedule.encode_gate import EncodeGate
+from magnitude.schedule.inference import Priority
 
 
 class Traffic(msgspec.Struct, frozen=True, kw_only=True):
@@ -112,7 +113,7 @@ class _Engine:
     def next_id(self) -> int:
         return next(self._ids)
 
-    async def embed(self, message: Embed) -> Vectors:
+    async def embed(self, message: Embed, _: Priority = "normal") -> Vectors:
         self.rows.append(len(message.inputs))
         answer = await self._ask(message, message.request_id)
         if not isinstance(answer, Vectors):
