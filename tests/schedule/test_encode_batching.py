@@ -95,6 +95,7 @@ def test_a_large_request_does_not_hold_up_a_small_one_and_is_not_starved():
     assert [batch.rows for batch in running] == [2, 2]
     batching.apply(job(2, 20), 0.02)
     effects = batching.apply(BatchDone(running[0].batch_id, 0.1), 0.1)
+    assert [part.request_id for batch in batches(effects) for part in batch.parts] == [2]
     effects += batching.apply(BatchDone(running[1].batch_id, 0.1), 0.2)
     assert {part.request_id for batch in batches(effects) for part in batch.parts} == {1, 2}
     # A stream of small requests leaves the large one every other batch.

@@ -200,7 +200,8 @@ class EncodeBatching:
         self._batches: dict[int, RunBatch] = {}
         self._last_batch_id = 0
         self._busy = False
-        self._oldest_first = True
+        # Whether the oldest request is next to choose a batch's first text, by model: not after it just did.
+        self._oldest_next: dict[str, bool] = {}
 
     @property
     def waiting(self) -> int:
@@ -339,7 +340,7 @@ class EncodeBatching:
 
     def _fill(self, requests: Sequence[_Request]) -> _Filling:
         line = sorted(requests, key=self._claim)  # stable: the older one first
-        first = requests[0] if self._oldest_first else line[0]
+        first = requests[0] if self._oldest_next.get(requests[0].job.model, True) else line[0]
         filling = _Filling(self._limits, first.job.max_tokens)
         length, index = first.waiting[0]
         filling.add(first.job.request_id, length, index)
@@ -362,7 +363,8 @@ class EncodeBatching:
     def _take(self, batch: RunBatch) -> None:
         self._last_batch_id = batch.batch_id
         self._batches[batch.batch_id] = batch
-        self._oldest_first = not self._oldest_first
+        oldest = next(r for r in self._requests.values() if r.waiting and r.job.model == batch.model)
+        self._oldest_next[batch.model] = batch.parts[0].request_id != oldest.job.request_id
         for part in batch.parts:
             request = self._requests[part.request_id]
             request.in_batches.add(batch.batch_id)
