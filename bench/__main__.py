@@ -209,13 +209,17 @@ def encoders(
         figures = measure_encoders(
             models_folder() / EMBEDDER, rounds=rounds, threads=machine.threads, progress=status.update
         )
-    table = Table(
-        "MB above the loaded model: highest / left", *(f"{s.rows} x {s.tokens}" for s in figures.arena[0].steps)
-    )
-    table.add_column("trimmed")
+    table = Table("MB above the loaded model", "512 positions", "then 16", "8,192", "then 16 twice", "trimmed")
     for way in figures.arena:
-        cells = (f"{step.peak_bytes / 1e6:.0f} / {step.left_bytes / 1e6:.0f}" for step in way.steps)
-        table.add_row(way.mode, *cells, f"{way.trimmed_bytes / 1e6:.1f}")
+        _, _, usual, small, _, huge, _, later, _, _ = way.steps
+        table.add_row(
+            way.mode,
+            f"{usual.left_bytes / 1e6:.0f}, highest {usual.peak_bytes / 1e6:.0f}",
+            f"{small.left_bytes / 1e6:.0f}",
+            f"{huge.left_bytes / 1e6:.0f}, highest {huge.peak_bytes / 1e6:.0f}",
+            f"{later.left_bytes / 1e6:.0f}",
+            f"{way.trimmed_bytes / 1e6:.0f}",
+        )
     console.print(table)
     for row in figures.padding:
         console.print(

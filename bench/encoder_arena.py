@@ -26,7 +26,8 @@ MODES: dict[str, tuple[bool, bool, bool, int | None]] = {
     "arena on, shrinks after large runs": (True, False, True, 512),
     "arena on, shrinks after each run": (True, False, True, 0),
 }
-# Texts and tokens. 512 positions are the largest run that the engine makes, 8,192 what it would be without a bound.
+# Texts and tokens. 512 positions are twice the largest run that the engine makes, 8,192 what runs
+# would have without a bound.
 SHAPES = ((1, 16), (32, 16), (2, 256), (1, 16), (1, 16), (32, 256), (1, 16), (1, 16), (2, 256), (1, 16))
 
 

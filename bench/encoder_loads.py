@@ -17,6 +17,7 @@ import time
 from collections.abc import AsyncIterator, Awaitable, Callable
 
 import msgspec
+import psutil
 
 import magnitude
 from bench.spread import Spread, paired_ratio
@@ -35,6 +36,7 @@ from magnitude.engine.protocol import (
 from magnitude.models.description import ModelDescription
 from magnitude.schedule.encode_batching import IN_FLIGHT, EncodeLimits
 from magnitude.schedule.encode_gate import EncodeGate
+from magnitude.schedule.inference import Priority
 
 
 class Traffic(msgspec.Struct, frozen=True, kw_only=True):
@@ -57,7 +59,10 @@ class Load(msgspec.Struct, frozen=True, kw_only=True):
     ratio: Spread
     plain_p95_ms: float
     gathered_p95_ms: float
-    rows: float  # texts a run, gathered
+    rows: float  # texts a message, gathered
+    plain_cpu_ms: float  # processor time of the engine a request
+    gathered_cpu_ms: float
+    cpu_ratio: Spread  # plain / gathered
 
 
 async def measure_loads(model: ModelDescription, texts: list[list[int]], *, rounds: int, threads: int) -> list[Load]:
@@ -112,7 +117,12 @@ class _Engine:
     def next_id(self) -> int:
         return next(self._ids)
 
-    async def embed(self, message: Embed) -> Vectors:
+    def cpu_s(self) -> float:
+        """Processor time so far, which other processes do not disturb as they do the time by the clock."""
+        times = psutil.Process(self._process.pid).cpu_times()
+        return float(times.user + times.system)
+
+    async def embed(self, message: Embed, _: Priority = "normal") -> Vectors:
         self.rows.append(len(message.inputs))
         answer = await self._ask(message, message.request_id)
         if not isinstance(answer, Vectors):
@@ -162,12 +172,16 @@ async def _measure(engine: _Engine, model: ModelDescription, traffic: Traffic, r
     ways: dict[str, Send] = {"plain": plain, "gathered": gathered}
     rates: dict[str, list[float]] = {way: [] for way in ways}
     p95s_ms: dict[str, list[float]] = {way: [] for way in ways}
+    cpus_ms: dict[str, list[float]] = {way: [] for way in ways}
     rows: list[int] = []
     for number in range(rounds + 1):
         for way, send in ways.items():
             engine.rows.clear()
-            rate, p95_s = await _drive(send, traffic, random.Random(number))
+            cpu_s = engine.cpu_s()
+            rate, p95_s = await drive(send, traffic, random.Random(number))
+            cpu_s = engine.cpu_s() - cpu_s
             if number:  # the first round warms up
+                cpus_ms[way].append(cpu_s * 1000 / traffic.requests)
                 rates[way].append(rate)
                 p95s_ms[way].append(p95_s * 1000)
                 rows += engine.rows if way == "gathered" else []
@@ -179,10 +193,13 @@ async def _measure(engine: _Engine, model: ModelDescription, traffic: Traffic, r
         plain_p95_ms=statistics.median(p95s_ms["plain"]),
         gathered_p95_ms=statistics.median(p95s_ms["gathered"]),
         rows=statistics.fmean(rows),
+        plain_cpu_ms=statistics.median(cpus_ms["plain"]),
+        gathered_cpu_ms=statistics.median(cpus_ms["gathered"]),
+        cpu_ratio=paired_ratio(cpus_ms["plain"], cpus_ms["gathered"]),
     )
 
 
-async def _drive(send: Send, traffic: Traffic, draw: random.Random) -> tuple[float, float]:
+async def drive(send: Send, traffic: Traffic, draw: random.Random) -> tuple[float, float]:
     """Requests a second, and the 95th percentile of their times in seconds."""
     times: list[float] = []
 

@@ -23,7 +23,7 @@ from magnitude.board.memory import effective_memory
 from magnitude.board.roots import HostRoots
 from magnitude.config import Settings
 from magnitude.engine.client import EngineLink
-from magnitude.engine.protocol import ToService
+from magnitude.engine.protocol import PoolUse, ToService
 from magnitude.errors import EngineNotReady, MagnitudeError, ModelError
 from magnitude.feedback.metrics import Metrics
 from magnitude.feedback.records import Feedback
@@ -161,6 +161,7 @@ class Service:
             service_rss_bytes=lambda: process.memory_info().rss,
             engine_rss_bytes=lambda: supervisor.heartbeat.rss_bytes if supervisor.heartbeat else 0,
             kv_bytes=self.dispatcher.kv_resident_bytes,
+            run_pool=lambda: supervisor.heartbeat.run_pool if supervisor.heartbeat else PoolUse(),
         )
         metrics.watch_load(
             running=lambda: self.dispatcher.running,

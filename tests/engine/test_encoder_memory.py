@@ -44,10 +44,10 @@ def test_one_maximum_request_does_not_set_the_memory_for_ever(engine: EngineDriv
     for _ in range(20):
         embed(engine, minilm, [16])
     after = engine.stats()
-    assert peak.run_pool_peak_bytes > before.run_pool_peak_bytes
+    assert peak.run_pool.peak_bytes > before.run_pool.peak_bytes
     assert after.rss_bytes - before.rss_bytes < NEAR_BYTES
-    assert after.run_pool_bytes < NEAR_BYTES
-    assert after.run_pool_peak_bytes > after.run_pool_mean_bytes > 0
+    assert after.run_pool.held_bytes < NEAR_BYTES
+    assert after.run_pool.peak_bytes > after.run_pool.mean_bytes > 0
 
 
 def test_memory_has_a_bound_whatever_the_shapes(engine: EngineDriver, minilm: ModelDescription):
@@ -58,10 +58,11 @@ def test_memory_has_a_bound_whatever_the_shapes(engine: EngineDriver, minilm: Mo
     for _ in range(15):
         embed(engine, minilm, [int(n) for n in rng.integers(3, 257, rng.integers(1, 4))])
         highest = max(highest, engine.stats().rss_bytes)
-    # A run has at most 512 positions, which took 40 MB; many shapes must not take more than one.
-    assert highest - before < 80 * MB
+    # A run has at most 256 positions, which took 20 MB; many shapes must not take more than one.
+    assert highest - before < 50 * MB
 
 
+@pytest.mark.slow
 def test_loading_and_unloading_twenty_times_does_not_climb(engine: EngineDriver, minilm: ModelDescription):
     resident = []
     for _ in range(20):

@@ -98,7 +98,7 @@ def test_an_engine_answers_a_ranking_with_places_and_scores_only(engine: EngineD
     assert answer.scores == sorted(answer.scores, reverse=True)
     stats = engine.stats()
     assert stats.open_requests == 0
-    assert stats.run_pool_peak_bytes >= stats.run_pool_mean_bytes
+    assert stats.run_pool.peak_bytes >= stats.run_pool.mean_bytes
 
 
 def test_a_model_that_gives_scores_cannot_rank_by_vectors(engine: EngineDriver, folder: Path):

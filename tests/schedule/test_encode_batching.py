@@ -95,6 +95,7 @@ def test_a_large_request_does_not_hold_up_a_small_one_and_is_not_starved():
     assert [batch.rows for batch in running] == [2, 2]
     batching.apply(job(2, 20), 0.02)
     effects = batching.apply(BatchDone(running[0].batch_id, 0.1), 0.1)
+    assert [part.request_id for batch in batches(effects) for part in batch.parts] == [2]
     effects += batching.apply(BatchDone(running[1].batch_id, 0.1), 0.2)
     assert {part.request_id for batch in batches(effects) for part in batch.parts} == {1, 2}
     # A stream of small requests leaves the large one every other batch.
@@ -107,6 +108,28 @@ def test_a_large_request_does_not_hold_up_a_small_one_and_is_not_starved():
         flying += batches(effects)
         served += [part.request_id for batch in batches(effects) for part in batch.parts]
     assert served.count(1) == 10
+
+
+def test_urgent_requests_go_first_and_then_clients_that_have_got_least():
+    def first_of(*jobs: EncodeJob) -> list[int]:
+        """Whose texts the batches have, after the first two, while one place comes free at a time."""
+        batching = EncodeBatching(EncodeLimits(max_batch=1, in_flight=1))
+        batching.apply(EngineLoad(True), 0.0)
+        effects = [effect for one in jobs for effect in batching.apply(one, 0.0)]
+        order = []
+        for number in range(8):
+            for batch in batches(effects):
+                order.append(batch.parts[0].request_id)
+                effects = batching.apply(BatchDone(batch.batch_id, 0.01), float(number))
+        return order
+
+    large = EncodeJob(1, "m", (10,) * 6, 256, client="a")
+    # Every other batch is the oldest request's, which is the large one.
+    assert first_of(large, EncodeJob(2, "m", (10,), 256, client="a"), EncodeJob(3, "m", (10,), 256, client="b")) == [
+        *(1, 3, 1, 2, 1, 1, 1, 1)
+    ]
+    background = EncodeJob(2, "m", (10,), 256, "background", client="b")
+    assert first_of(large, background, EncodeJob(3, "m", (10,), 256, client="a")) == [1, 3, 1, 1, 1, 1, 1, 2]
 
 
 def test_long_and_short_texts_are_not_padded_together_beyond_the_limit():

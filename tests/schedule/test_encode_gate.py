@@ -15,6 +15,7 @@ from magnitude.errors import ContextLengthExceeded, EngineError, EngineGone, Ove
 from magnitude.models.description import EncoderShape, ModelDescription
 from magnitude.schedule.encode_batching import EncodeLimits
 from magnitude.schedule.encode_gate import EncodeGate
+from magnitude.schedule.inference import Priority
 
 MODEL = ModelDescription(
     name="m",
@@ -36,11 +37,14 @@ class Engine:
         self.hold = asyncio.Event()
         self.hold.set()
         self.batches: list[Embed] = []
+        self.priorities: list[Priority] = []
         self.withdrawn = 0
+        self.busy = False
         self.error: Exception | None = None
 
-    async def run(self, message: Embed) -> Vectors:
+    async def run(self, message: Embed, priority: Priority) -> Vectors:
         self.batches.append(message)
+        self.priorities.append(priority)
         try:
             await self.hold.wait()
         except asyncio.CancelledError:
@@ -55,12 +59,23 @@ class Engine:
 
 
 def gate_over(engine: Engine, *, busy: bool = False, **limits: Any) -> EncodeGate:
+    """A gate whose requests wait for each other until `together` says that the engine is idle, if it is `busy`."""
+    engine.busy = busy
     return EncodeGate(
         engine.run,
-        limits=EncodeLimits(**limits),
+        limits=EncodeLimits(wait_s=60, **limits),
         next_id=itertools.count(1).__next__,
-        busy=lambda: busy,
+        busy=lambda: engine.busy,
     )
+
+
+async def together(engine: Engine, gate: EncodeGate, *requests: Coroutine[Any, Any, Any]) -> list[Any]:
+    """Results of requests that are all there before the engine has time for them; an error counts as one."""
+    tasks = [asyncio.ensure_future(request) for request in requests]
+    await asyncio.sleep(0)
+    engine.busy = False
+    gate.engine_load_changed()
+    return await asyncio.gather(*tasks, return_exceptions=True)
 
 
 def run(work: Coroutine[Any, Any, None]) -> None:
@@ -76,9 +91,24 @@ def test_requests_that_come_together_are_one_message_and_each_gets_its_own_rows(
         engine = Engine()
         gate = gate_over(engine, busy=True)
         wanted = [[[1, 2], [3]], [[4]], [[5, 6, 7]]]
-        results = await asyncio.gather(*(gate.embed(MODEL, inputs, []) for inputs in wanted))
+        results = await together(engine, gate, *(gate.embed(MODEL, inputs, []) for inputs in wanted))
         assert [result.rows for result in results] == [rows_of(inputs) for inputs in wanted]
         assert len(engine.batches) == 1
+
+    run(work())
+
+
+def test_a_batch_goes_with_the_highest_priority_in_it():
+    async def work() -> None:
+        engine = Engine()
+        gate = gate_over(engine, busy=True)
+        await together(
+            engine,
+            gate,
+            gate.embed(MODEL, [[1]], [], priority="background"),
+            gate.embed(MODEL, [[2]], [], priority="interactive"),
+        )
+        assert engine.priorities == ["interactive"]
 
     run(work())
 
@@ -99,7 +129,7 @@ def test_token_types_travel_with_their_texts_and_are_zero_where_a_request_has_no
     async def work() -> None:
         engine = Engine()
         gate = gate_over(engine, busy=True)
-        await asyncio.gather(gate.embed(MODEL, [[1, 2]], [[0, 1]]), gate.embed(MODEL, [[3, 4, 5]], []))
+        await together(engine, gate, gate.embed(MODEL, [[1, 2]], [[0, 1]]), gate.embed(MODEL, [[3, 4, 5]], []))
         (message,) = engine.batches
         assert dict(zip(map(tuple, message.inputs), message.token_types, strict=True)) == {
             (1, 2): [0, 1],
@@ -134,9 +164,7 @@ def test_a_text_on_which_the_engine_fails_costs_only_its_own_request():
     async def work() -> None:
         engine = Engine()
         gate = gate_over(engine, busy=True)
-        good, bad = await asyncio.gather(
-            gate.embed(MODEL, [[1]], []), gate.embed(MODEL, [[POISON]], []), return_exceptions=True
-        )
+        good, bad = await together(engine, gate, gate.embed(MODEL, [[1]], []), gate.embed(MODEL, [[POISON]], []))
         assert not isinstance(good, BaseException)
         assert good.rows == rows_of([[1]])
         assert isinstance(bad, EngineError)
@@ -149,9 +177,7 @@ def test_a_lost_engine_is_told_to_every_request_of_the_batch_at_once():
         engine = Engine()
         engine.error = EngineGone("lost")
         gate = gate_over(engine, busy=True)
-        outcomes = await asyncio.gather(
-            gate.embed(MODEL, [[1]], []), gate.embed(MODEL, [[2]], []), return_exceptions=True
-        )
+        outcomes = await together(engine, gate, gate.embed(MODEL, [[1]], []), gate.embed(MODEL, [[2]], []))
         assert all(isinstance(outcome, EngineGone) for outcome in outcomes)
         assert len(engine.batches) == 1
 
@@ -183,6 +209,7 @@ def test_a_client_that_leaves_does_not_disturb_the_others_of_its_batch():
         gate = gate_over(engine, busy=True)
         leaving = asyncio.ensure_future(gate.embed(MODEL, [[1]], []))
         staying = asyncio.ensure_future(gate.embed(MODEL, [[2]], []))
+        await together(engine, gate)
         while not engine.batches:
             await asyncio.sleep(0.001)
         leaving.cancel()

@@ -12,19 +12,19 @@ import msgspec
 from magnitude.engine.protocol import Embed
 from magnitude.errors import ContextLengthExceeded, RequestError
 
-# Padded tokens a run at most. Larger runs (1,024 and 2,048) were not faster on two x86 cores, and memory grows with
-# them: MiniLM leaves 40 MB behind after 512 tokens, 222 MB after 8,192.
-MAX_RUN_TOKENS = 512
-# Never fewer than this a run, however slow the board: the fixed cost of a run is that of 7.5 tokens (MiniLM), so
-# below it more than a tenth of the time would be lost.
+# Padded tokens a run at most, which is what everybody else waits for. The fixed cost of a run is that of 7.5 tokens
+# (MiniLM, two x86 cores), so runs of 512 would be 1.5 % cheaper, and 1,024 or 2,048 were not faster at all. Memory
+# grows with a run: MiniLM leaves 29 MB behind after 512 tokens, 205 MB after 8,192.
+MAX_RUN_TOKENS = 256
+# Never fewer than this a run, however slow the board: below it the fixed cost would be more than a tenth.
 LEAST_RUN_TOKENS = 64
 # Lengths are padded to multiples of this. On this project's own English pages steps of 8 make 8 % of all positions
 # padding, steps of 16 15 %, powers of two 28 %. Rows are never padded: rounding them up to powers of two would add
 # another 10 %, and ONNX Runtime keeps nothing for a shape once its arena is off.
 LENGTH_STEP = 8
 # Texts of different lengths share a run while at most this share of it is padding between their buckets. With 16
-# texts of those pages 0.1 takes 7.0 runs instead of 8.6 and, counting 7.5 tokens for a run, 1 % more time; 0.25 takes
-# 4.2 runs and 10 % more time.
+# texts of those pages 0.1 takes 7.0 runs instead of 8.6 and, counting 7.5 tokens for a run, 1 % more time; 0.25
+# takes 4.2 runs and 10 % more time.
 MAX_PADDING = 0.1
 
 

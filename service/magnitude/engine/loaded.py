@@ -23,10 +23,11 @@ from magnitude.engine.protocol import (
     LoadAdapter,
     LoadModel,
     Measure,
+    PoolUse,
     TensorInfo,
 )
 from magnitude.engine.ranking import RankJob
-from magnitude.engine.run_pool import PoolUse, RunPool
+from magnitude.engine.run_pool import RunPool
 from magnitude.engine.sampling import Sampler, check_settings
 from magnitude.engine.sessions import describe, open_session
 from magnitude.engine.slide import SlidingWindow, can_slide

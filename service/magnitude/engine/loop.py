@@ -37,13 +37,13 @@ from magnitude.engine.protocol import (
     Measure,
     Measured,
     Message,
+    PoolUse,
     Shutdown,
     Stats,
     ToEngine,
     UnloadAdapter,
     UnloadModel,
 )
-from magnitude.engine.run_pool import PoolUse
 from magnitude.engine.slot_header import SlotState
 from magnitude.engine.stats import Progress, read_memory
 from magnitude.engine.work import Run, Work
@@ -181,6 +181,8 @@ class EngineLoop:
             finished = any(not isinstance(result, Exception) for _, result in results)
         finally:
             self._progress.run_ends(finished=finished)
+        pools = [model.pool_use for model in self._models.values()]
+        self._progress.run_pool = max(pools, key=lambda use: use.peak_bytes, default=PoolUse())
         answers: list[Message] = []
         for request_id, result in results:
             answers += [self._failed(request_id, result)] if isinstance(result, Exception) else result
@@ -389,9 +391,6 @@ class EngineLoop:
 
     def _stats(self, request_id: int) -> Stats:
         memory = read_memory()
-        pool = max(
-            (model.pool_use for model in self._models.values()), key=lambda use: use.peak_bytes, default=PoolUse()
-        )
         return Stats(
             request_id=request_id,
             rss_bytes=memory.rss_bytes,
@@ -399,9 +398,7 @@ class EngineLoop:
             open_requests=len(self._work) + len(self._waiting),
             steps=self._progress.steps,
             models=tuple(self._models),
-            run_pool_bytes=pool.held_bytes,
-            run_pool_peak_bytes=pool.peak_bytes,
-            run_pool_mean_bytes=pool.mean_bytes,
+            run_pool=self._progress.run_pool,
         )
 
     def _failed(self, request_id: int, error: Exception) -> Failed:

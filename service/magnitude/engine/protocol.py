@@ -352,6 +352,24 @@ class TensorsOut(Message, frozen=True, kw_only=True, tag="tensors_out"):
     run_s: float
 
 
+class PoolUse(msgspec.Struct, frozen=True, kw_only=True):
+    """Heap that encoder runs leave behind for the next one. `held_bytes`: now; `needed_bytes`: what the next runs
+    are expected to need; `peak_bytes` and `mean_bytes`: over all runs so far; `trims`: how often memory was given
+    back."""
+
+    held_bytes: int = 0
+    needed_bytes: int = 0
+    peak_bytes: int = 0
+    mean_bytes: int = 0
+    runs: int = 0
+    trims: int = 0
+
+    @property
+    def peak_to_mean(self) -> float:
+        """1 for steady runs; high where a few large ones set the memory."""
+        return self.peak_bytes / self.mean_bytes if self.mean_bytes else 1.0
+
+
 class Stats(Message, frozen=True, kw_only=True, tag="stats"):
     request_id: int
     rss_bytes: int
@@ -359,10 +377,7 @@ class Stats(Message, frozen=True, kw_only=True, tag="stats"):
     open_requests: int
     steps: int
     models: tuple[str, ...]
-    # Heap that encoder runs leave behind for the next one: held now, the highest, and the mean over all runs.
-    run_pool_bytes: int = 0
-    run_pool_peak_bytes: int = 0
-    run_pool_mean_bytes: int = 0
+    run_pool: PoolUse = PoolUse()
 
 
 class Drained(Message, frozen=True, kw_only=True, tag="drained"):
@@ -377,6 +392,7 @@ class Heartbeat(Message, frozen=True, kw_only=True, tag="heartbeat"):
     open_requests: int
     busy_s: float
     rss_bytes: int
+    run_pool: PoolUse = PoolUse()
 
 
 ToEngine = (

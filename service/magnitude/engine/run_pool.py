@@ -10,9 +10,8 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-import msgspec
-
 from magnitude.engine.process import trim_heap
+from magnitude.engine.protocol import PoolUse
 from magnitude.engine.stats import read_memory
 
 # The predicted need halves after so many runs without a large one: a burst of large requests keeps its memory, a
@@ -22,22 +21,6 @@ HALF_LIFE_RUNS = 8
 # giving back less than 4 MB is not worth the milliseconds.
 SLACK = 2.0
 LEAST_SURPLUS_BYTES = 4 * 1024 * 1024
-
-
-class PoolUse(msgspec.Struct, frozen=True, kw_only=True):
-    """`held_bytes`: heap held for runs now; `peak_bytes` and `mean_bytes` over all runs so far; `trims`: how often
-    memory was given back."""
-
-    held_bytes: int = 0
-    needed_bytes: int = 0
-    peak_bytes: int = 0
-    mean_bytes: int = 0
-    runs: int = 0
-    trims: int = 0
-
-    @property
-    def peak_to_mean(self) -> float:
-        return self.peak_bytes / self.mean_bytes if self.mean_bytes else 1.0
 
 
 class PoolForecast:

@@ -5,9 +5,10 @@ batch is closed at once when the engine has nothing else to do; while it is busy
 or by padded tokens) or when its oldest request has waited for `wait_s`. At most `in_flight` batches are with the
 engine: the more it has to do, the longer the rest gathers, and the fuller its batches become.
 
-Two lines take turns in choosing a batch's first text: the oldest request, and the request that has got least so
-far. So a large request is computed piece by piece and small ones overtake it, and yet every other batch moves the
-oldest request on, whatever arrives. The other places of a batch go round among all requests, one text each.
+Two lines take turns in choosing a batch's first text: the oldest request, and the most urgent one, among equals the
+one whose client, and which itself, has got least so far. So a large request is computed piece by piece and small ones
+overtake it, and yet every other batch moves the oldest request on, whatever arrives. The other places of a batch go
+round among all requests, one text each.
 
 `apply(event, now_s)` returns effects and does nothing else; `EncodeGate` carries them out.
 """
@@ -20,9 +21,12 @@ from collections.abc import Iterator, Sequence
 import msgspec
 
 from magnitude.engine.encoder_buckets import MAX_PADDING, MAX_RUN_TOKENS, bucket_tokens, may_join
+from magnitude.schedule.inference import Priority
 
 # One that runs and one that is ready to follow, so that the engine never waits for the service between two.
 IN_FLIGHT = 2
+
+_RANKS: dict[Priority, int] = {"interactive": 0, "normal": 1, "background": 2}
 
 
 class EncodeLimits(msgspec.Struct, frozen=True, kw_only=True):
@@ -44,6 +48,8 @@ class EncodeJob(msgspec.Struct, frozen=True):
     model: str
     lengths: tuple[int, ...]
     max_tokens: int
+    priority: Priority = "normal"
+    client: str = ""
 
 
 class Withdraw(msgspec.Struct, frozen=True):
@@ -85,12 +91,14 @@ class Part(msgspec.Struct, frozen=True):
 
 
 class RunBatch(msgspec.Struct, frozen=True):
-    """Send these texts to the engine: part after part, `rows` texts padded to `padded_tokens`."""
+    """Send these texts to the engine: part after part, `rows` texts padded to `padded_tokens`. `priority` is the
+    highest of its requests'."""
 
     batch_id: int
     model: str
     parts: tuple[Part, ...]
     padded_tokens: int
+    priority: Priority = "normal"
 
     @property
     def rows(self) -> int:
@@ -192,7 +200,8 @@ class EncodeBatching:
         self._batches: dict[int, RunBatch] = {}
         self._last_batch_id = 0
         self._busy = False
-        self._oldest_first = True
+        # Whether the oldest request is next to choose a batch's first text, by model: not after it just did.
+        self._oldest_next: dict[str, bool] = {}
 
     @property
     def waiting(self) -> int:
@@ -323,11 +332,15 @@ class EncodeBatching:
             due = now_s - requests[0].since_s >= self._limits.wait_s
             filling = self._fill(requests)
             if idle or due or filling.full:
-                yield RunBatch(self._last_batch_id + 1, model, _parts(filling.rows), filling.padded)
+                parts = _parts(filling.rows)
+                priority = min(
+                    (self._requests[part.request_id].job.priority for part in parts), key=_RANKS.__getitem__
+                )
+                yield RunBatch(self._last_batch_id + 1, model, parts, filling.padded, priority)
 
     def _fill(self, requests: Sequence[_Request]) -> _Filling:
-        line = sorted(requests, key=lambda r: r.served_tokens)  # stable: the older one first
-        first = requests[0] if self._oldest_first else line[0]
+        line = sorted(requests, key=self._claim)  # stable: the older one first
+        first = requests[0] if self._oldest_next.get(requests[0].job.model, True) else line[0]
         filling = _Filling(self._limits, first.job.max_tokens)
         length, index = first.waiting[0]
         filling.add(first.job.request_id, length, index)
@@ -342,10 +355,16 @@ class EncodeBatching:
                 added |= _add_nearest(filling, request_id, texts)
         return filling
 
+    def _claim(self, request: _Request) -> tuple[int, int, int]:
+        job = request.job
+        of_client = sum(r.served_tokens for r in self._requests.values() if r.job.client == job.client)
+        return _RANKS[job.priority], of_client, request.served_tokens
+
     def _take(self, batch: RunBatch) -> None:
         self._last_batch_id = batch.batch_id
         self._batches[batch.batch_id] = batch
-        self._oldest_first = not self._oldest_first
+        oldest = next(r for r in self._requests.values() if r.waiting and r.job.model == batch.model)
+        self._oldest_next[batch.model] = batch.parts[0].request_id != oldest.job.request_id
         for part in batch.parts:
             request = self._requests[part.request_id]
             request.in_batches.add(batch.batch_id)

@@ -31,7 +31,7 @@ from magnitude.schedule.encode_batching import (
     Tick,
     Withdraw,
 )
-from magnitude.schedule.inference import VectorsResult
+from magnitude.schedule.inference import Priority, VectorsResult
 
 
 class _Open:
@@ -50,13 +50,14 @@ class _Open:
 class EncodeGate:
     """Embeddings and scores of many clients, computed together.
 
-    `run` sends one message and gives its answer; when it is cancelled it withdraws the message. `next_id` gives
+    `run` sends one message, with the highest priority of its requests, and gives its answer; when it is cancelled it
+    withdraws the message. `next_id` gives
     the messages their numbers. `busy` says whether the engine has other work than this gate's.
     """
 
     def __init__(
         self,
-        run: Callable[[Embed], Awaitable[Vectors]],
+        run: Callable[[Embed, Priority], Awaitable[Vectors]],
         *,
         limits: EncodeLimits,
         next_id: Callable[[], int],
@@ -80,7 +81,13 @@ class EncodeGate:
         return self._batching.waiting
 
     async def embed(
-        self, model: ModelDescription, inputs: list[list[int]], token_types: list[list[int]]
+        self,
+        model: ModelDescription,
+        inputs: list[list[int]],
+        token_types: list[list[int]],
+        *,
+        priority: Priority = "normal",
+        client: str = "",
     ) -> VectorsResult:
         """One row a text, in the order asked, with the request's own times.
 
@@ -94,7 +101,8 @@ class EncodeGate:
         request_id = next(self._ids)
         request = self._open[request_id] = _Open(inputs, token_types)
         try:
-            self._apply(EncodeJob(request_id, model.name, tuple(map(len, inputs)), max_tokens))
+            lengths = tuple(map(len, inputs))
+            self._apply(EncodeJob(request_id, model.name, lengths, max_tokens, priority, client))
             done = await request.answer
         finally:
             del self._open[request_id]
@@ -135,7 +143,7 @@ class EncodeGate:
     def _carry_out(self, effect: Effect) -> None:
         match effect:
             case RunBatch():
-                task = asyncio.ensure_future(self._run(self._message(effect)))
+                task = asyncio.ensure_future(self._run(self._message(effect), effect.priority))
                 self._batches[effect.batch_id] = task
                 task.add_done_callback(lambda done: self._ended(effect, done))
             case CancelBatch(batch_id):
