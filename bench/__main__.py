@@ -22,6 +22,7 @@ app = typer.Typer(help=__doc__, no_args_is_help=True, add_completion=False, pret
 console = Console(highlight=False)
 
 CHAT_MODEL = "smollm2-135m-instruct"
+EMBEDDER = "all-minilm-l6-v2"
 MALFORMED_SEED = 1
 
 Json = Annotated[Path | None, typer.Option("--json", help="Write all figures to this file.")]
@@ -192,6 +193,43 @@ def malformed(
     write_json(json, malformed=result)
     if result.server_errors or result.silent or result.failed_valid or result.dead_processes:
         raise typer.Exit(1)
+
+
+@app.command()
+def encoders(
+    rounds: Annotated[int, typer.Option(min=1, help="Interleaved rounds of each load.")] = 7,
+    json: Json = None,
+) -> None:
+    """Memory of encoder runs, padding, and what gathering the requests of many clients brings."""
+    from bench.encoders import measure_encoders
+
+    machine = read_machine()
+    print_machine(console, machine)
+    with console.status("") as status:
+        figures = measure_encoders(
+            models_folder() / EMBEDDER, rounds=rounds, threads=machine.threads, progress=status.update
+        )
+    table = Table(
+        "MB above the loaded model: highest / left", *(f"{s.rows} x {s.tokens}" for s in figures.arena[0].steps)
+    )
+    table.add_column("trimmed")
+    for way in figures.arena:
+        cells = (f"{step.peak_bytes / 1e6:.0f} / {step.left_bytes / 1e6:.0f}" for step in way.steps)
+        table.add_row(way.mode, *cells, f"{way.trimmed_bytes / 1e6:.1f}")
+    console.print(table)
+    for row in figures.padding:
+        console.print(
+            f"{row.texts} texts, at most {row.max_padding:.0%} padding between buckets: {row.runs:.1f} runs, "
+            f"{row.padding:.1%} of the positions are padding"
+        )
+    for load in figures.loads:
+        console.print(
+            f"{load.name}: {load.gathered_rate:.0f} requests/s gathered ({load.rows:.1f} texts a message), "
+            f"{load.plain_rate:.0f} one by one, ratio {load.ratio.median:.2f} "
+            f"({load.ratio.low:.2f}-{load.ratio.high:.2f}); "
+            f"p95 {load.gathered_p95_ms:.0f} and {load.plain_p95_ms:.0f} ms"
+        )
+    write_json(json, encoders=figures)
 
 
 @app.command()

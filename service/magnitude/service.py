@@ -23,7 +23,6 @@ from magnitude.board.memory import effective_memory
 from magnitude.board.roots import HostRoots
 from magnitude.config import Settings
 from magnitude.engine.client import EngineLink
-from magnitude.engine.kv_layout import KvLayout
 from magnitude.engine.protocol import ToService
 from magnitude.errors import EngineNotReady, MagnitudeError, ModelError
 from magnitude.feedback.metrics import Metrics
@@ -39,9 +38,10 @@ from magnitude.policy.strategy import BoardFacts, Strategy, default_strategy, dr
 from magnitude.schedule.dispatcher import Dispatcher
 from magnitude.schedule.fresh_engine import FreshEngine
 from magnitude.schedule.golden_gate import GoldenGate
-from magnitude.schedule.kv_memory import KvMemory
 from magnitude.schedule.loading import ModelLoader, load_deadline_s
 from magnitude.schedule.plan import ModelPlan
+from magnitude.schedule.slot_files import SlotFiles
+from magnitude.schedule.throughput import Throughput
 from magnitude.supervise.lifecycle import EngineLifecycle, LoadFailed, ModelsReady
 from magnitude.supervise.supervisor import EngineSupervisor
 from magnitude.text.catalogue import TextCatalogue
@@ -126,6 +126,7 @@ class Service:
         self.settings = settings
         self.feedback = Feedback()
         self._golden = GoldenGate(paths.state)
+        self._throughput = Throughput(paths.state)
         self._cpu = read_cpu(roots)
         board = BoardFacts(usable_threads=self._cpu.threads)
         draft = find_draft_model(settings, paths.models)
@@ -145,6 +146,9 @@ class Service:
             max_queue=settings.server.max_queue,
             feedback=self.feedback,
             engine=self.supervisor,
+            schedule=settings.schedule,
+            kv=settings.kv,
+            files=SlotFiles(paths.state / "kv", roots=roots),
         )
         self.loader = ModelLoader(self.dispatcher, self._admit)
 
@@ -197,7 +201,8 @@ class Service:
                         }
                     },
                 )
-        plans = [ModelPlan(model, strategy, _kv_memory(model, strategy)) for model, strategy in fitted.served]
+        share = self.settings.kv.share_prefixes
+        plans = [ModelPlan(model, strategy, share_prefixes=share) for model, strategy in fitted.served]
         if plans and plans[0].strategy.max_draft:
             plans[0].draft = draft
         return plans
@@ -209,13 +214,13 @@ class Service:
 
     async def _admit(self, plan: ModelPlan, graph_file: str, engine: FreshEngine) -> MagnitudeError | None:
         hello = self.supervisor.hello
-        return await self._golden.admit(
-            plan,
-            engine,
-            graph_file=graph_file,
-            ort_version=hello.ort_version if hello else "",
-            cpu_features=self._cpu.features,
+        ort_version = hello.ort_version if hello else ""
+        failure = await self._golden.admit(
+            plan, engine, graph_file=graph_file, ort_version=ort_version, cpu_features=self._cpu.features
         )
+        if failure is None:
+            await self._throughput.measure(plan, engine, ort_version=ort_version, cpu_features=self._cpu.features)
+        return failure
 
     def _on_message(self, message: ToService) -> None:
         if not self.loader.on_message(message):
@@ -231,12 +236,6 @@ class Service:
         self.dispatcher.refuse_all(
             EngineNotReady(f"the engine cannot serve: {reason}", hint="See 'magnitude doctor', then restart")
         )
-
-
-def _kv_memory(model: ModelDescription, strategy: Strategy) -> KvMemory | None:
-    if model.decoder is None:
-        return None
-    return KvMemory(model.name, KvLayout.of(model.decoder, slots=strategy.slots, max_len=strategy.context_length))
 
 
 async def _report_text_problems(models: Sequence[ModelDescription], texts: TextCatalogue) -> None:
@@ -266,6 +265,7 @@ async def _serve(settings: Settings, paths: Paths, environ: MutableMapping[str, 
     app = build_app(service.dispatcher, settings, texts=texts, metrics=metrics)
     addresses = ", ".join(listening.address for listening in sockets)
     watch = loop.create_task(service.supervisor.run())
+    keeping = loop.create_task(service.dispatcher.conversations.run())
     # Tokenizers are read while the engine starts, so that the first request does not wait for them.
     reading = loop.create_task(_report_text_problems(service.dispatcher.models(), texts))
     farewell = loop.create_task(_say_farewell(service.dispatcher, stop))
@@ -285,7 +285,7 @@ async def _serve(settings: Settings, paths: Paths, environ: MutableMapping[str, 
         )
     finally:
         failed = watch.done() and not watch.cancelled() and watch.exception()
-        for task in (watch, reading, farewell):
+        for task in (watch, reading, farewell, keeping):
             task.cancel()
         await service.stop()
         log.info("stopped")

@@ -14,10 +14,11 @@ from tiny_decoder import VOCAB, write_decoder
 from magnitude.engine.batch import RunningBatch
 from magnitude.engine.decoder import Decoder, Wanted
 from magnitude.engine.generation import Generation, take_slot
-from magnitude.engine.kv import HASH_OF_NOTHING, KvMemory, extend_hash
+from magnitude.engine.kv import KvMemory
 from magnitude.engine.protocol import Finished, Generate, Message, SamplerSettings, SlotContents, Tokens
 from magnitude.engine.sampling import F32, Sampler
 from magnitude.engine.sessions import open_session
+from magnitude.engine.slot_header import HASH_OF_NOTHING, extend_hash
 from magnitude.errors import EngineError
 from magnitude.models.description import ModelDescription
 

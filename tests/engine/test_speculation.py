@@ -20,7 +20,7 @@ from magnitude.engine.draft_control import BY_MODEL, FORCED, DraftCosts
 from magnitude.engine.draft_model import DraftModel
 from magnitude.engine.generation import Generation, take_slot
 from magnitude.engine.grammar import Grammar, GrammarTokenizer
-from magnitude.engine.kv import KvMemory, trusted_length
+from magnitude.engine.kv import KvMemory
 from magnitude.engine.protocol import (
     Finished,
     Generate,
@@ -33,6 +33,7 @@ from magnitude.engine.protocol import (
     Tokens,
 )
 from magnitude.engine.sampling import F32, Sampler
+from magnitude.engine.slot_header import trusted_length
 from magnitude.engine.speculation import Draft, Speculation
 from magnitude.engine.work import Work
 from magnitude.models.description import ModelDescription

@@ -70,7 +70,7 @@ class RunningBatch:
 
     @property
     def entering(self) -> bool:
-        """Whether a prompt is on its way in. One whose prompt is in waits here only while no row is free."""
+        """Whether a prompt is on its way in, or a full slot makes room. Others wait only while no row is free."""
         return self._next_to_enter() is not None
 
     def decode_step(self) -> tuple[Ran, list[Outcome]]:
@@ -129,6 +129,8 @@ class RunningBatch:
         """The next piece of a prompt: as large as it may be, or what takes no longer than `limit_s`."""
         member = self._next_to_enter()
         assert member is not None, "asked only while something enters"
+        if member.sliding:
+            return self._slide_step(member, limit_s)
         size = member.largest_piece
         if limit_s is not None:
             size = self.costs.largest_piece(limit_s, size)
@@ -147,9 +149,16 @@ class RunningBatch:
         self._settle([outcome])
         return ran, [outcome]
 
+    def _slide_step(self, member: Generation, limit_s: float | None) -> tuple[Ran, list[Outcome]]:
+        """Make room in the slot of an answer that filled it, piece by piece like a prompt: others go on meanwhile."""
+        started_s = self._clock()
+        moved = member.slide(limit_s)
+        self._settle([(member, [])])
+        return Ran("slide", 1, moved, self._clock() - started_s), [(member, [])]
+
     def _next_to_enter(self) -> Generation | None:
         """First come, first served, except that a prompt of one piece does not wait for a long one."""
-        waiting = [member for member in self._entering if member.prefilling]
+        waiting = [member for member in self._entering if member.prefilling or member.sliding]
         if not waiting:
             return None
         short = [member for member in waiting if member.prompt_left <= member.largest_piece]
@@ -183,6 +192,9 @@ class RunningBatch:
                 member.finished = True
             if member.finished:
                 self.leave(member)
+            elif member.sliding and member in self._decoding:
+                self._take_out(member)
+                self._entering.append(member)
         self._fill()
 
     def _take_out(self, member: Generation) -> None:
@@ -193,7 +205,7 @@ class RunningBatch:
 
     def _fill(self) -> None:
         """Give rows to generations whose prompt is in, and each one that decodes its own slot in its row."""
-        ready = [member for member in self._entering if not member.prefilling]
+        ready = [member for member in self._entering if not (member.prefilling or member.sliding)]
         for member in ready[: self._max_batch - len(self._decoding)]:
             self._entering.remove(member)
             self._decoding.append(member)

@@ -11,9 +11,10 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Callable, Sequence
+from itertools import takewhile
 from typing import TYPE_CHECKING
 
-from magnitude.engine.kv import KvMemory, SlotState, holds, trusted_length
+from magnitude.engine.kv import KvMemory
 from magnitude.engine.protocol import (
     Finished,
     FinishReason,
@@ -23,6 +24,8 @@ from magnitude.engine.protocol import (
     Tokens,
 )
 from magnitude.engine.sampling import F32, Choice, Sampler
+from magnitude.engine.slide import SlidingWindow, find_slid, header_ids
+from magnitude.engine.slot_header import SlotState, holds, trusted_length
 from magnitude.errors import ContextLengthExceeded, RequestError
 
 if TYPE_CHECKING:
@@ -49,7 +52,7 @@ def check_generate(request: Generate, *, slots: int, max_len: int, vocab_size: i
             param="messages",
             hint="Shorten the prompt, or raise engine.context_length",
         )
-    if len(request.prompt) + len(request.emitted) > max_len:
+    if len(request.prompt) + len(request.emitted) > max_len and request.overflow == "stop":
         raise ContextLengthExceeded("the prompt and what was emitted do not fit the slot", param="messages")
 
 
@@ -64,34 +67,42 @@ def first_position(prompt: int, emitted: int, chunk: int, valid: int) -> int:
     return start if start >= prompt else start // chunk * chunk
 
 
-def _reusable(request: Generate, kv: KvMemory, model_hash: str, ids: list[int]) -> int:
+def _reusable(request: Generate, kv: KvMemory, model_hash: str, ids: list[int], running: Generation | None) -> int:
     """Positions of `ids` that need not be computed: what the service says, if the slot's header bears it out."""
     wanted = request.kv_valid_tokens
     if not wanted:
         return 0
     source = request.slot if request.kv_copy_from is None else request.kv_copy_from
     header, layout_id = kv.read_header(source), kv.layout.layout_id
-    if request.kv_holds is None:
+    if running is not None:
+        valid = min(wanted, running.common_with(ids))
+    elif request.kv_holds is None:
         valid = min(wanted, trusted_length(header, model_hash, layout_id, ids))
     else:
         record = request.kv_holds
         valid = wanted if holds(header, model_hash, layout_id, record.tokens, record.ids_hash) else 0
     if valid < wanted:
         log.warning("slot %d: %d of %d positions are trusted, the rest is computed again", source, valid, wanted)
-    if request.kv_holds is None:
+    if request.kv_holds is None and running is None:
         return first_position(len(request.prompt), len(request.emitted), request.prefill_chunk, valid)
     return min(valid, len(ids) - 1)
 
 
-def take_slot(request: Generate, kv: KvMemory, model_hash: str) -> SlotState:
-    """Make the request's slot its own, with what can be reused in it.
+def take_slot(request: Generate, kv: KvMemory, model_hash: str, running: Generation | None = None) -> SlotState:
+    """Make the request's slot its own, with what can be reused in it. `running` is the generation that computes in
+    the slot it is to be copied from, if one does.
 
     A prefix in another slot is copied here and now: when the next message is handled, that slot may belong to
     somebody else.
     """
     ids = [*request.prompt, *request.emitted]
-    start = _reusable(request, kv, model_hash, ids)
     state = kv.open_slot(request.slot, model_hash)
+    if request.overflow == "slide" and request.kv_valid_tokens and request.kv_holds is None:
+        found = find_slid(kv.read_header(request.slot), model_hash, kv.layout, ids)
+        if found is not None:
+            state.begin(header_ids(ids[: found.index], found.dropped), found.dropped)
+            return state
+    start = _reusable(request, kv, model_hash, ids, running)
     if start and request.kv_copy_from is not None:
         state.begin([])  # a copy that is interrupted must not look like what was here before
         kv.copy_prefix(request.kv_copy_from, request.slot, start)
@@ -103,8 +114,8 @@ class Generation:
     """A generation under way in its KV slot.
 
     While `prefilling`, the batch runs `next_ids(n)` as one piece and calls `computed`; after that each step takes one
-    id in and `computed` hands it the logits, or the batch runs a `draft` and calls `verified`. `finished` once it is
-    over.
+    id in and `computed` hands it the logits, or the batch runs a `draft` and calls `verified`. While `sliding`, the
+    batch calls `slide` first. `finished` once it is over.
     """
 
     def __init__(
@@ -113,6 +124,7 @@ class Generation:
         *,
         state: SlotState,
         max_len: int,
+        window: SlidingWindow | None = None,
         sampler: Sampler,
         grammar: Grammar | None,
         received_s: float,
@@ -132,17 +144,33 @@ class Generation:
         self._clock = clock
         self._ids = [*request.prompt, *request.emitted]
         self._max_len = max_len
+        self._window = window
         self._new = 0
         self._received_s = received_s
         self._first_step_s: float | None = None
         self._prefilled_s: float | None = None
         self._steps = self._batched = 0
         self._state = state
-        self._cached = min(state.length, len(request.prompt))
+        self._cached = min(self._index, len(request.prompt))
+
+    @property
+    def _index(self) -> int:
+        """Of the next id that is to be computed."""
+        return self._state.length + self._state.dropped
 
     @property
     def prefilling(self) -> bool:
-        return self._state.length < len(self._request.prompt)
+        return self._index < len(self._request.prompt)
+
+    @property
+    def sliding(self) -> bool:
+        """Whether the slot is full and room must be made before the next step."""
+        return self._window is not None and self._window.full
+
+    def slide(self, limit_s: float | None) -> int:
+        """Make room, or a part of it that takes about `limit_s`. Returns how many positions were moved in layers."""
+        assert self._window is not None
+        return self._window.make_room(self._ids[: self._index], limit_s)
 
     @property
     def past(self) -> int:
@@ -152,11 +180,18 @@ class Generation:
     @property
     def prompt_left(self) -> int:
         """Positions of the prompt that are not."""
-        return max(0, len(self._request.prompt) - self._state.length)
+        return max(0, len(self._request.prompt) - self._index)
 
     @property
     def largest_piece(self) -> int:
         return self._request.prefill_chunk
+
+    def common_with(self, ids: list[int]) -> int:
+        """How many computed positions of its slot hold the beginning of `ids`."""
+        if self._state.dropped:
+            return 0
+        pairs = zip(self._ids[: self._state.length], ids, strict=False)
+        return sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], pairs))
 
     def begin(self) -> list[Message]:
         """To be called once, before the first run: what an earlier engine emitted may have been all."""
@@ -168,8 +203,8 @@ class Generation:
         """The ids of the next positions: up to `count` of the prompt, or one."""
         if self._first_step_s is None:
             self._first_step_s = self._clock()
-        past = self._state.length
-        return self._ids[past : past + (min(count, self.prompt_left) or 1)]
+        index = self._index
+        return self._ids[index : index + (min(count, self.prompt_left) or 1)]
 
     def computed(self, ids: Sequence[int], logits: F32, batch: int = 1) -> list[Message]:
         """`ids` are in the slot; `logits` `[vocab_size]` are those after the last one. Returns what came of it.
@@ -179,16 +214,16 @@ class Generation:
         """
         prompt = len(self._request.prompt)
         self._state.extend(ids, len(ids))
-        past = self._state.length
+        done = self._index
         messages: list[Message] = []
-        if past <= prompt:
-            messages.append(PrefillProgress(request_id=self.request_id, done_tokens=past, total_tokens=prompt))
+        if done <= prompt:
+            messages.append(PrefillProgress(request_id=self.request_id, done_tokens=done, total_tokens=prompt))
         else:
             self._steps += 1
             self._batched += batch
             if self._speculation is not None:
                 self._speculation.plain_step()
-        if past == len(self._ids):
+        if done == len(self._ids):
             if self._prefilled_s is None:
                 self._prefilled_s = self._clock()
             messages += self._answer([self._choose(logits)])
@@ -197,7 +232,7 @@ class Generation:
     @property
     def speculates(self) -> bool:
         """Whether `draft` may have something: all that was emitted is in the slot, up to the last id."""
-        return self._speculation is not None and self._state.length == len(self._ids) - 1
+        return self._speculation is not None and self._index == len(self._ids) - 1
 
     def draft(self, rows: int) -> Draft | None:
         """Guessed next ids that are worth a run of their own while `rows` generations decode, or None."""
@@ -205,7 +240,7 @@ class Generation:
             return None
         emitted = len(self._ids) - len(self._request.prompt)
         # One position is left for the id that a verification adds to what it accepts.
-        room = min(self._request.max_new_tokens - emitted, self._max_len - len(self._ids)) - 1
+        room = min(self._request.max_new_tokens - emitted, self._max_len - self._state.length - 1) - 1
         return self._speculation.draft(self._ids, room, rows, self._grammar)
 
     def verified(self, draft: Draft, logits: F32) -> list[Message]:
@@ -254,9 +289,8 @@ class Generation:
     def _limit_reached(self, emitted: int) -> FinishReason | None:
         if self._grammar is not None and self._grammar.complete:
             return "stop"
-        if emitted >= self._request.max_new_tokens or len(self._ids) >= self._max_len:
-            return "length"
-        return None
+        full = self._window is None and len(self._ids) >= self._max_len
+        return "length" if full or emitted >= self._request.max_new_tokens else None
 
     def _choose(self, logits: F32) -> Choice:
         """The next id, which belongs to the text from now on."""
@@ -293,6 +327,7 @@ class Generation:
             reason=reason,
             prompt_tokens=len(self._request.prompt),
             new_tokens=self._new,
+            slid_tokens=self._state.dropped,
             wait_s=first_s - self._received_s,
             prefill_s=prefilled_s - first_s,
             decode_s=now_s - prefilled_s,

@@ -13,11 +13,15 @@ from magnitude.engine.decoder import Decoder
 from magnitude.engine.draft_model import LoadedDraftModel
 from magnitude.engine.encoder import EncodeJob, Encoder
 from magnitude.engine.generation import Generation, check_generate, take_slot
-from magnitude.engine.kv import KvMemory, SlotState
+from magnitude.engine.kv import KvMemory
 from magnitude.engine.process import forget_mapped_pages, trim_heap
-from magnitude.engine.protocol import Embed, Generate, InferTensors, LoadModel, Measure, TensorInfo
+from magnitude.engine.protocol import Embed, EmbedAndRank, Generate, InferTensors, LoadModel, Measure, TensorInfo
+from magnitude.engine.ranking import RankJob
+from magnitude.engine.run_pool import PoolUse, RunPool
 from magnitude.engine.sampling import Sampler, check_settings
 from magnitude.engine.sessions import describe, open_session
+from magnitude.engine.slide import SlidingWindow, can_slide
+from magnitude.engine.slot_header import SlotState
 from magnitude.engine.speculation import Speculation
 from magnitude.engine.tensors import TensorJob
 from magnitude.errors import MagnitudeError, ModelError, RequestError
@@ -28,7 +32,7 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
-RunJob = EncodeJob | TensorJob
+RunJob = EncodeJob | RankJob | TensorJob
 
 
 class LoadedModel:
@@ -42,6 +46,7 @@ class LoadedModel:
         self._grammar_tokenizer: GrammarTokenizer | None = None
         self._decoder: Decoder | None = None
         self._encoder: Encoder | None = None
+        self._pool: RunPool | None = None
         self._kv: KvMemory | None = None
         self._draft: LoadedDraftModel | None = None
         self.draft_failure = ""
@@ -68,13 +73,21 @@ class LoadedModel:
                 if request.draft is not None:
                     self._open_draft_model(request.draft, request, self._decoder)
             case "embedder" | "reranker":
-                self._encoder = Encoder(request.model, self._session)
+                self._pool = RunPool()
+                self._encoder = Encoder(
+                    request.model, self._session, max_run_s=self.max_inter_token_s, pool=self._pool
+                )
             case "tensors":
                 pass
 
     @property
     def name(self) -> str:
         return self.description.name
+
+    @property
+    def pool_use(self) -> PoolUse:
+        """What the runs of an encoder leave behind; nothing for other models."""
+        return self._pool.use if self._pool is not None else PoolUse()
 
     def check(self, request: Generate) -> None:
         """Raise `RequestError` for a request that cannot run here."""
@@ -84,6 +97,14 @@ class LoadedModel:
             raise RequestError(f"adapter {request.adapter} is not loaded", param="model", code="adapter_not_loaded")
         check_generate(request, slots=kv.layout.slots, max_len=kv.layout.max_len, vocab_size=vocab_size)
         check_settings(request.sampler, vocab_size)
+        overflows = len(request.prompt) + request.max_new_tokens > kv.layout.max_len
+        if request.overflow == "slide" and overflows and (reason := can_slide(decoder.shape, kv.layout)):
+            raise RequestError(
+                f"model {self.name} cannot go on beyond its {kv.layout.max_len} positions: {reason}",
+                code="sliding_unsupported",
+                param="truncation",
+                hint="Send `truncation: disabled` or fewer new tokens, or raise engine.context_length",
+            )
 
     def build_grammar(self, request: Generate) -> Grammar:
         """The state of the request's grammar after what was emitted; may be called from another thread.
@@ -107,7 +128,10 @@ class LoadedModel:
     def take_slot(self, request: Generate) -> SlotState:
         """Make the slot of a request that passed `check` its own, with what can be reused."""
         _, kv = self._decoder_parts()
-        return take_slot(request, kv, self.description.model_hash)
+        assert self.batch is not None
+        source = request.kv_copy_from
+        running = next((member for member in self.batch.members if member.slot == source), None)
+        return take_slot(request, kv, self.description.model_hash, running)
 
     def open_generation(
         self,
@@ -123,6 +147,7 @@ class LoadedModel:
             request,
             state=state,
             max_len=kv.layout.max_len,
+            window=self._window(request, state, clock),
             sampler=Sampler(
                 request.sampler,
                 vocab_size=decoder.shape.vocab_size,
@@ -159,25 +184,31 @@ class LoadedModel:
             log.warning("model %s runs without its draft model: %s", request.model.name, error)
             self.draft_failure = error.message
 
-    def measure(self, request: Measure, clock: Callable[[], float]) -> tuple[float, ...]:
-        """Median time of a decode step for each number of rows. What the slots held is lost."""
+    def _window(self, request: Generate, state: SlotState, clock: Callable[[], float]) -> SlidingWindow | None:
         decoder, kv = self._decoder_parts()
-        if max(request.rows, default=0) > min(decoder.prefill_row, kv.layout.slots):
-            raise RequestError("there are fewer rows or slots than are to be measured", param="rows")
+        if request.overflow == "stop" or can_slide(decoder.shape, kv.layout):
+            return None
+        return SlidingWindow(kv, request.slot, state, decoder.shape.rope_frequencies, clock)
+
+    def measure(self, request: Measure, clock: Callable[[], float]) -> tuple[float, ...]:
+        """Median time of a decode step for each number of rows. What the slot held is lost."""
+        decoder, kv = self._decoder_parts()
+        if not 0 <= request.slot < kv.layout.slots or max(request.rows, default=0) > decoder.prefill_row:
+            raise RequestError("there is no such slot, or there are fewer rows than are to be measured", param="rows")
         if request.past_tokens + 1 > kv.layout.max_len:
             raise RequestError("past_tokens do not fit a slot", param="past_tokens")
-        return tuple(self._median_step_s(decoder, kv, request, rows, clock) for rows in request.rows)
+        kv.open_slot(request.slot, self.description.model_hash).begin([])
+        for row in range(max(request.rows, default=0)):
+            decoder.show(row, request.slot)
+        return tuple(self._median_step_s(decoder, request, rows, clock) for rows in request.rows)
 
-    def _median_step_s(
-        self, decoder: Decoder, kv: KvMemory, request: Measure, rows: int, clock: Callable[[], float]
-    ) -> float:
-        for row in range(rows):
-            kv.open_slot(row, self.description.model_hash).begin([])
-            decoder.show(row, row)
+    @staticmethod
+    def _median_step_s(decoder: Decoder, request: Measure, rows: int, clock: Callable[[], float]) -> float:
         times = []
         for _ in range(request.steps):
             started_s = clock()
-            # The KV of unused positions is zero, which takes as long as any other.
+            # All rows write the same numbers to the same place, and unused positions are zero: neither changes how
+            # long a step takes.
             decoder.step([0] * rows, [request.past_tokens] * rows)
             times.append(clock() - started_s)
         return statistics.median(times)
@@ -191,6 +222,11 @@ class LoadedModel:
         if self._encoder is None:
             raise self._cannot("embed text")
         return EncodeJob(request, self._encoder, clock)
+
+    def open_ranking(self, request: EmbedAndRank, clock: Callable[[], float]) -> RankJob:
+        if self._encoder is None or self.description.kind != "embedder":
+            raise self._cannot("embed text")
+        return RankJob(request, self._encoder, clock)
 
     def open_tensors(self, request: InferTensors, clock: Callable[[], float]) -> TensorJob:
         if self._decoder is not None:

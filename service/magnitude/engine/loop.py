@@ -16,7 +16,6 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING
 
 from magnitude.engine.generation import never_started
-from magnitude.engine.kv import SlotState
 from magnitude.engine.link import ServiceGone
 from magnitude.engine.loaded import LoadedModel
 from magnitude.engine.process import give_back_memory
@@ -26,6 +25,7 @@ from magnitude.engine.protocol import (
     Drain,
     Drained,
     Embed,
+    EmbedAndRank,
     Failed,
     Generate,
     GetStats,
@@ -41,6 +41,8 @@ from magnitude.engine.protocol import (
     ToEngine,
     UnloadModel,
 )
+from magnitude.engine.run_pool import PoolUse
+from magnitude.engine.slot_header import SlotState
 from magnitude.engine.stats import Progress, read_memory
 from magnitude.engine.work import Run, Work
 from magnitude.errors import EngineError, MagnitudeError, ModelNotFound, RequestError
@@ -135,6 +137,8 @@ class EngineLoop:
         for run in self._work.turn():
             self._do(run)
             self._open_changed()
+            if not len(self._work):
+                break  # waiting for events comes after the report
             self._take_events()
             if self._leave:
                 return
@@ -204,7 +208,7 @@ class EngineLoop:
         message = event.message
         try:
             match message:
-                case Generate() | Embed() | InferTensors():
+                case Generate() | Embed() | EmbedAndRank() | InferTensors():
                     self._open(message, event)
                 case CancelRequest():
                     self._cancel(message.target)
@@ -231,7 +235,7 @@ class EngineLoop:
             if event.fd is not None:
                 os.close(event.fd)
 
-    def _open(self, message: Generate | Embed | InferTensors, event: Arrived) -> None:
+    def _open(self, message: Generate | Embed | EmbedAndRank | InferTensors, event: Arrived) -> None:
         if self._closed:
             raise EngineError("the engine takes nothing new", code="engine_draining", hint="Ask again in a moment")
         request_id = message.request_id
@@ -254,6 +258,8 @@ class EngineLoop:
                     self._builder.submit(self._build_grammar, model, message)
             case Embed():
                 self._work.add(model.open_embed(message, self._clock))
+            case EmbedAndRank():
+                self._work.add(model.open_ranking(message, self._clock))
             case InferTensors():
                 self._work.add(model.open_tensors(message, self._clock))
 
@@ -366,6 +372,9 @@ class EngineLoop:
 
     def _stats(self, request_id: int) -> Stats:
         memory = read_memory()
+        pool = max(
+            (model.pool_use for model in self._models.values()), key=lambda use: use.peak_bytes, default=PoolUse()
+        )
         return Stats(
             request_id=request_id,
             rss_bytes=memory.rss_bytes,
@@ -373,6 +382,9 @@ class EngineLoop:
             open_requests=len(self._work) + len(self._waiting),
             steps=self._progress.steps,
             models=tuple(self._models),
+            run_pool_bytes=pool.held_bytes,
+            run_pool_peak_bytes=pool.peak_bytes,
+            run_pool_mean_bytes=pool.mean_bytes,
         )
 
     def _failed(self, request_id: int, error: Exception) -> Failed:

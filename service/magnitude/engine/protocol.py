@@ -23,7 +23,8 @@ MAX_FRAME_BYTES = 256 * 1024 * 1024  # largest tensor message; a longer length w
 FinishReason = Literal["stop", "length", "cancelled", "error"]
 # What happens when a slot is full: the answer ends, or the oldest positions behind the attention sinks are dropped.
 Overflow = Literal["stop", "slide"]
-StepKind = Literal["decode", "prefill", "verify", "encode", "tensors"]
+# "slide" is no graph run: positions of a full slot that were moved.
+StepKind = Literal["decode", "prefill", "verify", "slide", "encode", "tensors"]
 
 
 class Message(msgspec.Struct, frozen=True, kw_only=True, tag_field="t", array_like=False):
@@ -139,6 +140,17 @@ class Embed(Message, frozen=True, kw_only=True, tag="embed"):
     token_types: list[list[int]] = []
 
 
+class EmbedAndRank(Message, frozen=True, kw_only=True, tag="embed_and_rank"):
+    """Rank `documents` (token ids with their special tokens) by the cosine of their vectors to the `query`'s.
+    Answered by `Ranked`; vectors stay in the engine."""
+
+    request_id: int
+    model: str
+    query: list[int]
+    documents: list[list[int]]
+    top_k: int
+
+
 class Tensor(Message, frozen=True, kw_only=True, tag="tensor"):
     """A plain tensor: `data` is C-ordered, little-endian; `dtype` is NumPy's name (strings are not carried)."""
 
@@ -164,11 +176,12 @@ class CancelRequest(Message, frozen=True, kw_only=True, tag="cancel"):
 
 
 class Measure(Message, frozen=True, kw_only=True, tag="measure"):
-    """Time decode steps of each batch size in `rows`, in slots from 0 on; nothing else may be open. Answered by
-    `Measured`. What the slots held is lost."""
+    """Time decode steps of each batch size in `rows`, all rows in `slot`; nothing else may be open. Answered by
+    `Measured`. What the slot held is lost."""
 
     request_id: int
     model: str
+    slot: int
     rows: tuple[int, ...]
     past_tokens: int = 128
     steps: int = 8
@@ -302,6 +315,15 @@ class Vectors(Message, frozen=True, kw_only=True, tag="vectors"):
     run_s: float
 
 
+class Ranked(Message, frozen=True, kw_only=True, tag="ranked"):
+    """Which documents come first, and their cosines, best first."""
+
+    request_id: int
+    indices: list[int]
+    scores: list[float]
+    run_s: float
+
+
 class TensorsOut(Message, frozen=True, kw_only=True, tag="tensors_out"):
     request_id: int
     outputs: list[Tensor]
@@ -315,6 +337,10 @@ class Stats(Message, frozen=True, kw_only=True, tag="stats"):
     open_requests: int
     steps: int
     models: tuple[str, ...]
+    # Heap that encoder runs leave behind for the next one: held now, the highest, and the mean over all runs.
+    run_pool_bytes: int = 0
+    run_pool_peak_bytes: int = 0
+    run_pool_mean_bytes: int = 0
 
 
 class Drained(Message, frozen=True, kw_only=True, tag="drained"):
@@ -337,6 +363,7 @@ ToEngine = (
     | UnloadModel
     | Generate
     | Embed
+    | EmbedAndRank
     | InferTensors
     | CancelRequest
     | Measure
@@ -355,6 +382,7 @@ ToService = (
     | Steps
     | Measured
     | Vectors
+    | Ranked
     | TensorsOut
     | Stats
     | Drained
