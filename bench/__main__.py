@@ -247,9 +247,25 @@ def speculation(
     """Decode with speculation beside plain decode, on quotes and on free text."""
     from bench.service_process import running_service
     from bench.speculation import measure_speculation
+    from bench.verification import measure_verification
 
-    print_machine(console, read_machine())
+    machine = read_machine()
+    print_machine(console, machine)
     folder = models or models_folder()
+    runs = measure_verification(folder / CHAT_MODEL, machine.threads)
+    table = Table(
+        "positions of a run", "ms", "plain steps", "logits equal to the bit", "same best", "differ by at most"
+    )
+    for run in runs:
+        table.add_row(
+            str(run.positions),
+            f"{run.run_ms:.1f}",
+            f"{run.run_steps:.2f}",
+            f"{run.equal_rows} of {run.rows}",
+            f"{run.same_top} of {run.rows}",
+            f"{run.largest_difference:.3g}",
+        )
+    console.print(table)
     auto: dict[str, Any] = {"speculation": "auto", "draft_model": draft_model or None}
     with (
         running_service(folder, {"engine": {"speculation": "off"}}) as plain,
@@ -270,7 +286,7 @@ def speculation(
             f"{result.same_texts} of {result.answers}",
         )
     console.print(table)
-    write_json(json, speculation=results)
+    write_json(json, verification=runs, speculation=results)
 
 
 @app.command()

@@ -10,7 +10,7 @@ from __future__ import annotations
 import http.client
 import json
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 
 import httpx
 import msgspec
@@ -164,14 +164,15 @@ def ask(service: ServiceProcess, prompt: str, temperature: float, seed: int, max
         response = connection.getresponse()
         if response.status != 200:
             raise ServiceFailed(f"/v1/chat/completions answers {response.status}: {response.read()[:500]!r}")
-        return _read(response, engine)
+        return read_answer(response, engine)
     finally:
         connection.close()
 
 
-def _read(response: http.client.HTTPResponse, engine: psutil.Process) -> Answer:
+def read_answer(lines: Iterable[bytes], engine: psutil.Process) -> Answer:
+    """The answer in a stream of server-sent events. Raises `ServiceFailed` when it came without its usage."""
     text, tokens, first_s, last_s, cpu_s = "", 0, 0.0, 0.0, 0.0
-    for line in response:
+    for line in lines:
         if not line.startswith(b"data: {"):
             continue
         chunk = json.loads(line[6:])

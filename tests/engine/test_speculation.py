@@ -421,6 +421,29 @@ def test_a_draft_model_is_asked_where_the_text_is_new_and_given_back_at_the_end(
     assert model.open_stream() is None
 
 
+def test_a_generation_with_drafts_goes_on_in_another_engine_with_the_same_text(
+    tmp_path: Path, new_kv: Callable[..., KvFile]
+):
+    model = write_decoder(tmp_path / "model", all_positions=True, kv_type="int8")
+    kv = new_kv(model, slots=1, max_len=256)
+    prompt = [(i * 37) % 250 for i in range(30)] * 2
+    fields: dict[str, Any] = {"max_new_tokens": 120, "sampler": SamplerSettings(temperature=0.3, seed=5)}
+    with EngineDriver() as engine:
+        engine.load(model, kv)
+        plain, _ = engine.generate(prompt, **fields)
+        whole, end = engine.generate(prompt, max_draft=6, **fields)
+        assert isinstance(end, Finished)
+        assert end.drafted_tokens > 0
+        half, _ = engine.generate(prompt, max_draft=6, **(fields | {"max_new_tokens": 60}))
+    with EngineDriver() as engine:
+        engine.load(model, kv)
+        rest, _ = engine.generate(
+            prompt, emitted=half, kv_valid_tokens=len(prompt) + len(half) - 1, max_draft=6, **fields
+        )
+    assert whole == plain
+    assert half + rest == plain
+
+
 def load_with_draft(engine: EngineDriver, model: ModelDescription, draft: ModelDescription, kv: KvFile) -> Loaded:
     request_id = engine.new_id()
     engine.send(LoadModel(request_id=request_id, model=model, threads=1, kv=kv.layout, draft=draft), kv.fd)
