@@ -1,10 +1,10 @@
 from __future__ import annotations
 
 import pytest
-from schedule_samples import BUSY
 
 from magnitude.feedback.metrics import Metrics
 from magnitude.schedule.figures import ScheduleFigures
+from schedule_samples import BUSY
 
 
 @pytest.fixture

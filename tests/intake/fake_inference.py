@@ -18,6 +18,7 @@ from magnitude.schedule.inference import (
     Deadline,
     Emission,
     GenerationTask,
+    KeptConversation,
     Priority,
     RankedResult,
     Reservation,
@@ -146,6 +147,7 @@ class FakeInference:
             drafted_tokens=4,
             accepted_tokens=3,
         )
+        self.conversations: list[KeptConversation] = []
 
     @property
     def open(self) -> int:
@@ -280,6 +282,14 @@ class FakeInference:
             figures={},
             schedule=self.schedule,
         )
+
+    def kept(self, client: str | None) -> list[KeptConversation]:
+        return [one for one in self.conversations if client in (None, one.owner)]
+
+    async def forget(self, client: str | None, model: str | None = None) -> int:
+        gone = [one for one in self.kept(client) if model in (None, one.model)]
+        self.conversations = [one for one in self.conversations if one not in gone]
+        return len(gone)
 
     def figures(self) -> ScheduleFigures:
         return self.schedule

@@ -12,11 +12,11 @@ from numpy.typing import NDArray
 Session = onnxruntime.InferenceSession
 
 
-def open_graph(folder: Path) -> Session:
+def open_graph(folder: Path, name: str = "model.onnx") -> Session:
     options = onnxruntime.SessionOptions()
     options.intra_op_num_threads = 1
     options.log_severity_level = 3
-    return Session(str(folder / "model.onnx"), options, providers=["CPUExecutionProvider"])
+    return Session(str(folder / name), options, providers=["CPUExecutionProvider"])
 
 
 def run_decoder(

@@ -12,8 +12,9 @@ from magnitude.cli.options import ConfigOption, JsonOption, KeyOption, UrlOption
 
 if TYPE_CHECKING:
     from magnitude.feedback.records import TaskFigures
-    from magnitude.schedule.figures import KvFigures, ModelFigures
+    from magnitude.schedule.figures import ModelFigures
     from magnitude.schedule.inference import ServiceState
+    from magnitude.schedule.slot_terms import KvFigures
 
 
 WIDE = 240

@@ -12,6 +12,7 @@ from typing import Any, Literal
 import numpy as np
 from numpy.typing import NDArray
 
+from magnitude.engine.adapters import AdapterSet
 from magnitude.engine.kv import KvMemory
 from magnitude.engine.kv_layout import KvLayout
 from magnitude.engine.rows import RowWindow
@@ -33,7 +34,9 @@ def _wrong(model: ModelDescription, what: str) -> ModelError:
     )
 
 
-def check_signature(model: ModelDescription, session: Any, layout: KvLayout) -> None:
+def check_signature(
+    model: ModelDescription, session: Any, layout: KvLayout, adapter_inputs: frozenset[str] = frozenset()
+) -> None:
     """Raise `ModelError` unless the graph has the inputs and outputs that the description and layout promise."""
     shape = _shape_of(model)
     inputs = {info.name: info for info in describe(session.get_inputs())}
@@ -65,7 +68,7 @@ def check_signature(model: ModelDescription, session: Any, layout: KvLayout) -> 
                 raise _wrong(model, f"{side} {name} has shape {info.shape}, not [batch, {layout.kv_heads}, ...]")
             if info.shape[3] not in (-1, layout.head_dim):
                 raise _wrong(model, f"{side} {name} has head size {info.shape[3]}, not {layout.head_dim}")
-    if unknown := sorted(set(inputs) - promised - kv_names):
+    if unknown := sorted(set(inputs) - promised - kv_names - adapter_inputs):
         raise _wrong(model, f"the graph wants an input that nothing feeds: {unknown[0]}")
     if shape.logits not in outputs:
         raise _wrong(model, f"the graph has no output {shape.logits}")
@@ -100,7 +103,8 @@ class Decoder:
     """
 
     def __init__(self, model: ModelDescription, session: Any, kv: KvMemory, *, max_batch: int = 1) -> None:
-        check_signature(model, session, kv.layout)
+        self.adapters = AdapterSet(model.name, describe(session.get_inputs()))
+        check_signature(model, session, kv.layout, self.adapters.input_names)
         self.shape = _shape_of(model)
         self.prefill_row = max_batch
         self._session = session
@@ -121,21 +125,23 @@ class Decoder:
         self._logits = np.zeros((max_batch, shape.vocab_size), self._logits_type)
         self._floats: F32 = np.zeros((0, shape.vocab_size), np.float32)  # used when the graph gives other types
         self._bindings: dict[tuple[int, int], Any] = {}
+        self._row_adapters = [""] * (max_batch + 1)
 
     @property
     def can_verify(self) -> bool:
         """Whether several positions of one run can get logits."""
         return self.shape.logit_rows is not None or self.shape.logits_all_positions
 
-    def show(self, row: int, slot: int) -> None:
-        """From now on `row` computes in `slot`."""
+    def show(self, row: int, slot: int, adapter: str = "") -> None:
+        """From now on `row` computes in `slot`, with a loaded adapter ("": the base alone)."""
         self._window.show(row, slot)
+        self._row_adapters[row] = adapter
 
     def step(self, ids: Sequence[int], pasts: Sequence[int], first_row: int = 0) -> F32:
         """One decode step of neighbouring rows: put `ids[i]` at position `pasts[i]` of row `first_row` + i.
 
         Returns the logits `[len(ids), vocab_size]`. The caller sees to it that ids are in the vocabulary and fit the
-        slots. Raises `EngineError` when the graph fails.
+        slots, and that all of these rows have one adapter. Raises `EngineError` when the graph fails.
         """
         count = len(ids)
         if count == 1:
@@ -182,6 +188,7 @@ class Decoder:
         if rows not in self._bindings:
             self._bindings[rows] = self._bind_rows(*rows)
         binding, count, logits = self._bindings[rows], rows[1], len(logit_rows)
+        self.adapters.bind(binding, self._row_adapters[rows[0]])
         self._bind(binding, shape.input_ids, self._ids, (count, tokens))
         if self._positions is not None:
             self._bind(binding, shape.position_ids, self._positions, (count, tokens))

@@ -16,7 +16,6 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING
 
 from magnitude.engine.generation import never_started
-from magnitude.engine.kv import SlotState
 from magnitude.engine.link import ServiceGone
 from magnitude.engine.loaded import LoadedModel
 from magnitude.engine.process import give_back_memory
@@ -32,6 +31,7 @@ from magnitude.engine.protocol import (
     GetStats,
     Hello,
     InferTensors,
+    LoadAdapter,
     Loaded,
     LoadModel,
     Measure,
@@ -41,8 +41,10 @@ from magnitude.engine.protocol import (
     Shutdown,
     Stats,
     ToEngine,
+    UnloadAdapter,
     UnloadModel,
 )
+from magnitude.engine.slot_header import SlotState
 from magnitude.engine.stats import Progress, read_memory
 from magnitude.engine.work import Run, Work
 from magnitude.errors import EngineError, MagnitudeError, ModelNotFound, RequestError
@@ -137,6 +139,8 @@ class EngineLoop:
         for run in self._work.turn():
             self._do(run)
             self._open_changed()
+            if not len(self._work):
+                break  # waiting for events comes after the report
             self._take_events()
             if self._leave:
                 return
@@ -216,6 +220,11 @@ class EngineLoop:
                     self._load(message, event.fd)
                 case UnloadModel():
                     self._unload(message)
+                case LoadAdapter():
+                    self._model(message.model).load_adapter(message)
+                    self._send(Done(request_id=message.request_id))
+                case UnloadAdapter():
+                    self._unload_adapter(message)
                 case Measure():
                     self._measure(message)
                 case GetStats():
@@ -241,11 +250,7 @@ class EngineLoop:
         request_id = message.request_id
         if request_id in self._waiting or self._work.holds(request_id):
             raise RequestError(f"request {request_id} is already open", code="request_id_in_use")
-        model = self._models.get(message.model)
-        if model is None:
-            raise ModelNotFound(
-                f"model {message.model} is not loaded", param="model", hint="See the list of models for what is"
-            )
+        model = self._model(message.model)
         match message:
             case Generate():
                 model.check(message)
@@ -262,6 +267,14 @@ class EngineLoop:
                 self._work.add(model.open_ranking(message, self._clock))
             case InferTensors():
                 self._work.add(model.open_tensors(message, self._clock))
+
+    def _model(self, name: str) -> LoadedModel:
+        model = self._models.get(name)
+        if model is None:
+            raise ModelNotFound(
+                f"model {name} is not loaded", param="model", hint="See the list of models for what is"
+            )
+        return model
 
     def _join(
         self, model: LoadedModel, request: Generate, state: SlotState, grammar: Grammar | None, received_s: float
@@ -329,13 +342,12 @@ class EngineLoop:
                 load_s=load_s,
                 inputs=model.inputs,
                 outputs=model.outputs,
+                draft_failure=model.draft_failure,
             )
         )
 
     def _unload(self, message: UnloadModel) -> None:
-        model = self._models.get(message.model)
-        if model is None:
-            raise ModelNotFound(f"model {message.model} is not loaded", param="model")
+        model = self._model(message.model)
         error = EngineError(f"model {message.model} was unloaded", code="model_unloaded", hint="Ask again")
         open_ids = self._work.remove_all(message.model)
         open_ids += [request_id for request_id, w in self._waiting.items() if w.request.model == message.model]
@@ -348,12 +360,20 @@ class EngineLoop:
         give_back_memory()
         self._send(Done(request_id=message.request_id))
 
+    def _unload_adapter(self, message: UnloadAdapter) -> None:
+        model = self._model(message.model)
+        waiting = ((w.request.model, w.request.adapter) for w in self._waiting.values())
+        if (message.model, message.name) in waiting:
+            raise RequestError(
+                f"adapter {message.name} is in use", code="adapter_in_use", hint="Ask again in a moment"
+            )
+        model.unload_adapter(message.name)
+        self._send(Done(request_id=message.request_id))
+
     def _measure(self, message: Measure) -> None:
         if len(self._work) or self._waiting:
             raise EngineError("the engine is at work, so nothing can be measured", code="engine_busy")
-        model = self._models.get(message.model)
-        if model is None:
-            raise ModelNotFound(f"model {message.model} is not loaded", param="model")
+        model = self._model(message.model)
         self._progress.run_begins()
         try:
             step_s = model.measure(message, self._clock)

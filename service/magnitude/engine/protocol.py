@@ -23,7 +23,8 @@ MAX_FRAME_BYTES = 256 * 1024 * 1024  # largest tensor message; a longer length w
 FinishReason = Literal["stop", "length", "cancelled", "error"]
 # What happens when a slot is full: the answer ends, or the oldest positions behind the attention sinks are dropped.
 Overflow = Literal["stop", "slide"]
-StepKind = Literal["decode", "prefill", "verify", "encode", "tensors"]
+# "slide" is no graph run: positions of a full slot that were moved.
+StepKind = Literal["decode", "prefill", "verify", "slide", "encode", "tensors"]
 
 
 class Message(msgspec.Struct, frozen=True, kw_only=True, tag_field="t", array_like=False):
@@ -70,7 +71,7 @@ class LoadModel(Message, frozen=True, kw_only=True, tag="load"):
     """Load a model. For a decoder one file descriptor (the KV memfd) comes with the frame.
 
     `max_batch` generations decode together at most. While any of them decodes, a prompt enters in pieces that keep
-    a step under `max_inter_token_ms`.
+    a step under `max_inter_token_ms`. `draft` is a second decoder that drafts for this one.
     """
 
     request_id: int
@@ -79,11 +80,34 @@ class LoadModel(Message, frozen=True, kw_only=True, tag="load"):
     kv: KvLayout | None = None
     max_batch: int = 1
     max_inter_token_ms: float = 60.0
+    draft: ModelDescription | None = None
 
 
 class UnloadModel(Message, frozen=True, kw_only=True, tag="unload"):
     request_id: int
     model: str
+
+
+class LoadAdapter(Message, frozen=True, kw_only=True, tag="load_adapter"):
+    """Map a LoRA adapter of a loaded model, whose graph must be the one with adapter inputs. Answered by `Done`.
+
+    `folder` holds the matrices, whose sha256 is `adapter_hash`. Positions in a KV slot that were computed with the
+    adapter are keyed by `models.adapters.kv_hash(model_hash, adapter_hash)`.
+    """
+
+    request_id: int
+    model: str
+    name: str
+    folder: str
+    adapter_hash: str
+
+
+class UnloadAdapter(Message, frozen=True, kw_only=True, tag="unload_adapter"):
+    """Forget an adapter. Refused while a generation with it is open. Answered by `Done`."""
+
+    request_id: int
+    model: str
+    name: str
 
 
 class SlotContents(msgspec.Struct, frozen=True, kw_only=True):
@@ -174,11 +198,12 @@ class CancelRequest(Message, frozen=True, kw_only=True, tag="cancel"):
 
 
 class Measure(Message, frozen=True, kw_only=True, tag="measure"):
-    """Time decode steps of each batch size in `rows`, in slots from 0 on; nothing else may be open. Answered by
-    `Measured`. What the slots held is lost."""
+    """Time decode steps of each batch size in `rows`, all rows in `slot`; nothing else may be open. Answered by
+    `Measured`. What the slot held is lost."""
 
     request_id: int
     model: str
+    slot: int
     rows: tuple[int, ...]
     past_tokens: int = 128
     steps: int = 8
@@ -215,6 +240,7 @@ class Loaded(Message, frozen=True, kw_only=True, tag="loaded"):
     load_s: float
     inputs: tuple[TensorInfo, ...] = ()
     outputs: tuple[TensorInfo, ...] = ()
+    draft_failure: str = ""  # why the model runs without the draft model that was asked for
 
 
 class Done(Message, frozen=True, kw_only=True, tag="done"):
@@ -373,6 +399,8 @@ ToEngine = (
     Hello
     | LoadModel
     | UnloadModel
+    | LoadAdapter
+    | UnloadAdapter
     | Generate
     | Embed
     | EmbedAndRank

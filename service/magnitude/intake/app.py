@@ -21,6 +21,7 @@ from magnitude.intake.context import Context
 from magnitude.intake.embeddings import embeddings
 from magnitude.intake.errors import error_response, from_http_exception
 from magnitude.intake.gate import Gate
+from magnitude.intake.kv import KeptKv
 from magnitude.intake.models import list_models, show_model
 from magnitude.intake.pipeline import pipeline
 from magnitude.intake.rerank import rerank
@@ -35,6 +36,7 @@ ROUTES = [
     Route("/v1/rerank", rerank, methods=["POST"]),
     Route("/v1/models", list_models, methods=["GET"]),
     Route("/v1/models/{model:path}", show_model, methods=["GET"]),
+    Route("/v1/magnitude/kv", KeptKv),
     Route("/healthz", health.healthz, methods=["GET"]),
     Route("/readyz", health.readyz, methods=["GET"]),
     Route("/version", health.version, methods=["GET"]),

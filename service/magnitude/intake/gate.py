@@ -54,7 +54,7 @@ class Gate:
         path: str = scope["path"]
         self._open += 1
         try:
-            peer = _peer(scope)
+            peer = peer_of(scope)
             passage.principal = authorize(peer, path, headers, self._server)
             # Probes get through a full house: a busy service is not a dead one.
             if self._open > self._server.max_connections and access_of(path) is Access.API:
@@ -134,7 +134,8 @@ def _request_id(given: str | None) -> str:
     return kept or f"req-{secrets.token_hex(8)}"
 
 
-def _peer(scope: Scope) -> Peer:
+def peer_of(scope: Scope) -> Peer:
+    """Where the request of an ASGI scope came in."""
     host, port = scope.get("server") or ("", 0)
     # Over a unix socket the server is (path, None), and the client has no address.
     return Peer(unix=port is None and not scope.get("client"), local_address=str(host))

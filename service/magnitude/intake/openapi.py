@@ -65,6 +65,14 @@ def openapi_document() -> dict[str, Any]:
             "/v1/rerank": _post("Order documents by a query", rerank, ["query", "documents"], headers=_TERMS),
             "/v1/models": _get("All models"),
             "/v1/models/{model}": _get("One model", model=True),
+            "/v1/magnitude/kv": {
+                **_get("Conversations whose KV is kept, in memory or on disk"),
+                "delete": {
+                    "summary": "Delete them",
+                    "parameters": [{"name": "model", "in": "query", "schema": _TEXT}],
+                    "responses": _responses(),
+                },
+            },
             "/healthz": _get("Is the service alive"),
             "/readyz": _get("Can the service work"),
             "/version": _get("Name and version"),

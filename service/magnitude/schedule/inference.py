@@ -172,6 +172,17 @@ class ServiceState(msgspec.Struct, frozen=True, kw_only=True):
     schedule: ScheduleFigures = ScheduleFigures()
 
 
+class KeptConversation(msgspec.Struct, frozen=True, kw_only=True):
+    """A conversation whose KV is held while it waits: in memory, or saved on disk. Never its text."""
+
+    model: str
+    owner: str  # name of the API key
+    tokens: int
+    size_bytes: int
+    where: Literal["memory", "disk"]
+    idle_s: float
+
+
 class Inference(Protocol):
     def models(self) -> Sequence[ModelDescription]:
         """Models that requests may name, default chat model first."""
@@ -252,6 +263,15 @@ class Inference(Protocol):
     def health(self) -> ServiceHealth: ...
 
     def state(self) -> ServiceState: ...
+
+    def kept(self, client: str | None) -> list[KeptConversation]:
+        """Conversations of the API key `client` whose KV is held, in memory or on disk; None: of everybody."""
+        ...
+
+    async def forget(self, client: str | None, model: str | None = None) -> int:
+        """Drop what `kept` shows (of one model, or of all); how many there were. Running requests go on, and nothing
+        of them is kept afterwards."""
+        ...
 
     def figures(self) -> ScheduleFigures:
         """Slots, prefixes, conversations: read for every scrape, so it must be quick."""
