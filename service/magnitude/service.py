@@ -30,6 +30,7 @@ from magnitude.feedback.records import Feedback
 from magnitude.intake.app import build_app
 from magnitude.intake.serve import serve
 from magnitude.intake.sockets import open_sockets
+from magnitude.models.adapters import with_adapters
 from magnitude.models.catalogue import BrokenModel, open_folder, resolve, scan
 from magnitude.models.description import ModelDescription
 from magnitude.paths import Paths, find_paths
@@ -160,7 +161,9 @@ class Service:
         def wish(model: ModelDescription) -> Strategy:
             return default_strategy(board, self.settings.engine, model.decoder, self.settings.kv)
 
-        fitted = fit_together(models, wish, free_bytes)
+        with_theirs = [with_adapters(model) for model in models]
+        adapters = {model.name: own for model, own in with_theirs}
+        fitted = fit_together([model for model, _ in with_theirs], wish, free_bytes)
         for model, error in fitted.left_out:
             log.error("model left out", extra={"fields": {"model": model.name, "reason": str(error)}})
         for model, strategy in fitted.served:
@@ -178,7 +181,10 @@ class Service:
                     },
                 )
         share = self.settings.kv.share_prefixes
-        return [ModelPlan(model, strategy, share_prefixes=share) for model, strategy in fitted.served]
+        return [
+            ModelPlan(model, strategy, share_prefixes=share, adapters=adapters[model.name])
+            for model, strategy in fitted.served
+        ]
 
     # --- what the supervisor tells ---
 

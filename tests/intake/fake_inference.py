@@ -12,6 +12,7 @@ from tiny_tokenizers import byte_level, word_piece
 
 from magnitude.engine.protocol import Tensor, TensorInfo, TokenLogprob
 from magnitude.errors import EngineNotReady, MagnitudeError, ModelNotFound
+from magnitude.models.adapters import AdapterDescription
 from magnitude.models.description import DecoderShape, EncoderShape, ModelDescription, SpecialTokens
 from magnitude.schedule.figures import ScheduleFigures
 from magnitude.schedule.inference import (
@@ -117,6 +118,7 @@ class FakeInference:
         self.fail_at: int | None = None
         self.error: MagnitudeError = EngineNotReady("The engine is starting", hint="Wait a moment.")
         self.refuse: MagnitudeError | None = None
+        self.own_adapters: list[AdapterDescription] = []  # of the chat model
         self.context = 256
         self.ready = True
         self.embed_s = 0.0
@@ -153,7 +155,15 @@ class FakeInference:
     def models(self) -> Sequence[ModelDescription]:
         return [CHAT, EMBEDDER, RERANKER, ADDER]
 
+    def adapters(self) -> Sequence[AdapterDescription]:
+        return self.own_adapters
+
+    def adapter(self, name: str) -> AdapterDescription | None:
+        return next((adapter for adapter in self.own_adapters if adapter.full_name == name), None)
+
     def model(self, name: str) -> ModelDescription:
+        if self.adapter(name) is not None:
+            return msgspec.structs.replace(CHAT, name=name)
         if name in ("", "default"):
             return CHAT
         for model in self.models():

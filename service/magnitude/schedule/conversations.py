@@ -57,14 +57,14 @@ class Conversations:
         """How much of the prompt would be found now, and whose conversation it continues."""
         if plan.table is None or not task.keep_kv:
             return Known(0, "")
-        return plan.table.peek(plan.scope(task.client, task.adapter), task.prompt)
+        return plan.table.peek(plan.scope(task.client, plan.adapter_hash(task.adapter)), task.prompt)
 
     def place(self, plan: ModelPlan, request_id: int, task: GenerationTask) -> Placement | None:
         """A slot for the request, or None: none is free now."""
         assert plan.table is not None, "only decoders have slots"
         wanted = Wanted(
             request_id=request_id,
-            scope=plan.scope(task.client, task.adapter),
+            scope=plan.scope(task.client, plan.adapter_hash(task.adapter)),
             ids=task.prompt,
             max_new_tokens=task.max_new_tokens,
             keep=task.keep_kv,
@@ -107,19 +107,16 @@ class Conversations:
         if plan.table is not None:
             plan.table.progressed(request_id, valid_tokens)
 
-    def finished(self, plan: ModelPlan, request_id: int, slot: int, ids: list[int]) -> None:
+    def finished(self, plan: ModelPlan, request_id: int, slot: int, ids: list[int], adapter: str) -> None:
         """The request is over. `ids` are those of its prompt and answer; empty: what the slot holds is of no use.
 
         What the slot holds is read from its header, which the engine wrote: it counts also when the engine is gone.
         """
         assert plan.table is not None and plan.kv is not None
-        held = plan.kv.held_tokens(slot, self._header_hash(plan), ids) if ids else 0
+        header_hash = plan.scope("", plan.adapter_hash(adapter)).header_hash
+        held = plan.kv.held_tokens(slot, header_hash, ids) if ids else 0
         plan.table.finished(request_id, ids[:held], self._clock())
         self._clean(plan)
-
-    @staticmethod
-    def _header_hash(plan: ModelPlan) -> str:
-        return plan.description.model_hash
 
     # --- what people ask ---
 

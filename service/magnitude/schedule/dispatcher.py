@@ -42,6 +42,7 @@ from magnitude.errors import (
     RequestError,
 )
 from magnitude.feedback.records import Feedback, TaskRecord
+from magnitude.models.adapters import AdapterDescription, split_name
 from magnitude.models.description import ModelDescription
 from magnitude.schedule.admission import Admission
 from magnitude.schedule.conversations import Conversations
@@ -181,7 +182,14 @@ class Dispatcher:
         return [plan.description for plan in self.models_served.all()]
 
     def model(self, name: str) -> ModelDescription:
-        return self.plan(name).description
+        description, adapter = self.plan(name).description, self.adapter(name)
+        return msgspec.structs.replace(description, name=adapter.full_name) if adapter else description
+
+    def adapters(self) -> Sequence[AdapterDescription]:
+        return [adapter for plan in self.models_served.all() for adapter in plan.adapters]
+
+    def adapter(self, name: str) -> AdapterDescription | None:
+        return self.models_served.adapter(name)
 
     def plan(self, name: str) -> ModelPlan:
         return self.models_served.plan(name)
@@ -206,10 +214,12 @@ class Dispatcher:
 
     async def generate(self, task: GenerationTask) -> OpenGeneration:
         plan = self.models_served.usable(task.model, ("decoder",), "generate text")
+        named = self.models_served.adapter(task.model)
+        task = msgspec.structs.replace(task, model=plan.description.name, adapter=named.name if named else "")
         known = self.conversations.known(plan, task)
         generation = OpenGeneration(
             self.next_id(),
-            msgspec.structs.replace(task, model=plan.description.name),
+            task,
             prefill_chunk=plan.strategy.prefill_chunk,
             max_draft=self._max_draft,
             close=self._closed,
@@ -318,6 +328,8 @@ class Dispatcher:
         return self.conversations.kept(client)
 
     async def forget(self, client: str | None, model: str | None = None) -> int:
+        if model is not None and model not in self.models_served.by_name:
+            model, _ = split_name(model)  # an adapter's conversations are kept with its base's
         return await self.conversations.forget(client, model)
 
     def health(self) -> ServiceHealth:
@@ -453,7 +465,7 @@ class Dispatcher:
                 return  # its slot is being written; whoever does that gives it back
             plan = self.models_served.by_name[task.model]
             ids = [] if task.spent.slid_tokens else [*task.task.prompt, *task.emitted]
-            self.conversations.finished(plan, task.request_id, task.placement.slot, ids)
+            self.conversations.finished(plan, task.request_id, task.placement.slot, ids, task.task.adapter)
 
     # --- effects ---
 
@@ -533,7 +545,8 @@ class Dispatcher:
         restored = await self.conversations.restore(plan, task.placement)
         task.restoring = False
         if self._open.get(task.request_id) is not task:  # it was lost with its engine in the meantime
-            self.conversations.finished(plan, task.request_id, task.placement.slot, task.task.prompt)
+            own = task.task
+            self.conversations.finished(plan, task.request_id, task.placement.slot, own.prompt, own.adapter)
             return
         if task.over:
             self._ended(task)  # its client is gone, and the engine has never heard of it

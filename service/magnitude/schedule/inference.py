@@ -20,6 +20,7 @@ from magnitude.engine.protocol import (
     TokenLogprob,
 )
 from magnitude.feedback.records import TaskFigures
+from magnitude.models.adapters import AdapterDescription
 from magnitude.models.description import ModelDescription
 from magnitude.schedule.figures import ScheduleFigures
 
@@ -52,7 +53,7 @@ class GenerationTask(msgspec.Struct, frozen=True, kw_only=True):
     task: str = "chat"  # kind of task, for measured compute and wait times
     conversation: str = ""  # the client's own name for a conversation; "": told by its prefix
     expect: int = 0  # further requests that the client announces to follow this one
-    adapter: str = ""
+    adapter: str = ""  # set from the model's name
     overflow: Overflow = "stop"
     keep_kv: bool = True  # False: nothing of this request is cached or saved
     save_kv: bool = True  # False: what is cached of it never goes to the disk
@@ -180,7 +181,18 @@ class Inference(Protocol):
         ...
 
     def model(self, name: str) -> ModelDescription:
-        """The model of that name or alias; "" or "default" is the default chat model. Raises `ModelNotFound`."""
+        """The model of that name or alias; "" or "default" is the default chat model. Raises `ModelNotFound`.
+
+        With an adapter (`MODEL:ADAPTER`) it is its base's description under the adapter's full name.
+        """
+        ...
+
+    def adapters(self) -> Sequence[AdapterDescription]:
+        """Adapters that requests may name, as `MODEL:ADAPTER`."""
+        ...
+
+    def adapter(self, name: str) -> AdapterDescription | None:
+        """The adapter that the name means, None for a model alone. Raises `ModelNotFound`."""
         ...
 
     def context_length(self, name: str) -> int:

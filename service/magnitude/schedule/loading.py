@@ -12,6 +12,7 @@ from magnitude.engine.client import EngineLink
 from magnitude.engine.protocol import Failed, Loaded, LoadModel, Message, PrefillProgress, ToService, UnloadModel
 from magnitude.errors import EngineError, MagnitudeError, ModelError
 from magnitude.models.description import ModelDescription
+from magnitude.schedule.adapter_loading import load_adapters
 from magnitude.schedule.dispatcher import Dispatcher, error_from
 from magnitude.schedule.fresh_engine import FreshEngine
 from magnitude.schedule.plan import ModelPlan
@@ -148,6 +149,8 @@ class ModelLoader:
     ) -> MagnitudeError | None:
         """None when the model is loaded and may serve; a model that may not is unloaded again."""
         failure = await self._load(link, plan, description)
+        if failure is None:
+            await load_adapters(plan, description.graph_file, _Fresh(self, link))
         if failure is not None or self._admit is None:
             return failure
         failure = await self._admit(plan, description.graph_file, _Fresh(self, link))

@@ -5,6 +5,7 @@ from __future__ import annotations
 from magnitude.engine.kv_layout import KvLayout
 from magnitude.engine.protocol import TensorInfo
 from magnitude.errors import MagnitudeError
+from magnitude.models.adapters import AdapterDescription
 from magnitude.models.description import ModelDescription
 from magnitude.policy.strategy import Strategy
 from magnitude.schedule.kv_memory import KvMemory
@@ -20,9 +21,18 @@ class ModelPlan:
     runs before it serves. `compute_slots` generations run at once: the knee of its throughput, once that is measured.
     """
 
-    def __init__(self, description: ModelDescription, strategy: Strategy, *, share_prefixes: bool = False) -> None:
+    def __init__(
+        self,
+        description: ModelDescription,
+        strategy: Strategy,
+        *,
+        share_prefixes: bool = False,
+        adapters: tuple[AdapterDescription, ...] = (),
+    ) -> None:
         self.description = description
         self.strategy = strategy
+        self.adapters = adapters
+        self.adapter_failures: dict[str, str] = {}  # why adapters could not be loaded, by name
         self.graph_file = description.graph_file
         self.failure: MagnitudeError | None = None
         self.degraded = ""
@@ -46,13 +56,17 @@ class ModelPlan:
     def scratch_slot(self) -> int:
         return self.strategy.slots
 
-    def scope(self, owner: str, adapter: str) -> Scope:
+    def adapter_hash(self, name: str) -> str:
+        """The hash of the adapter `name`; "" for the base alone. Raises `KeyError` for one that is not there."""
+        return {"": "", **{adapter.name: adapter.adapter_hash for adapter in self.adapters}}[name]
+
+    def scope(self, owner: str, adapter_hash: str) -> Scope:
         """What must be the same for KV of this model to be used again."""
         return Scope(
             model=self.description.name,
             model_hash=self.description.model_hash,
             layout_id=self.kv.layout.layout_id if self.kv is not None else "",
             plan=self.graph_file,
-            adapter=adapter,
+            adapter=adapter_hash,
             owner=owner,
         )

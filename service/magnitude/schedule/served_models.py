@@ -5,7 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 
 from magnitude.errors import EngineNotReady, MagnitudeError, ModelNotFound, RequestError
+from magnitude.models.adapters import AdapterDescription
 from magnitude.models.description import Kind
+from magnitude.schedule.adapter_loading import plan_and_adapter
 from magnitude.schedule.plan import ModelPlan
 from magnitude.schedule.report import EngineView
 
@@ -32,11 +34,19 @@ class ServedModels:
         return list(self.by_name.values())
 
     def plan(self, name: str) -> ModelPlan:
-        """The model of that name or alias; "" or "default" is the default chat model. Raises `ModelNotFound`."""
+        """The model of that name or alias, whatever adapter is named with it; "" or "default" is the default chat
+        model. Raises `ModelNotFound`, and `EngineNotReady` for an adapter that could not be loaded."""
+        return self._named(name)[0]
+
+    def adapter(self, name: str) -> AdapterDescription | None:
+        """The adapter that the name means, None for a model alone. Raises as `plan` does."""
+        plan, adapter = self._named(name)
+        return next((entry for entry in plan.adapters if entry.name == adapter), None)
+
+    def _named(self, name: str) -> tuple[ModelPlan, str]:
         wanted = self._aliases.get(name, name)
-        if wanted in {"", "default"}:
-            wanted = next((n for n, plan in self.by_name.items() if plan.description.kind == "decoder"), wanted)
-        plan = self.by_name.get(wanted)
+        default = next((n for n, plan in self.by_name.items() if plan.description.kind == "decoder"), wanted)
+        plan, adapter = plan_and_adapter(wanted, self.by_name, default=default)
         if plan is None:
             known = ", ".join(self.by_name) or "none"
             raise ModelNotFound(
@@ -44,7 +54,7 @@ class ServedModels:
                 param="model",
                 hint=f"Served models: {known}. Others in the models folder are loaded through models.load",
             )
-        return plan
+        return plan, adapter
 
     def usable(self, name: str, kinds: tuple[Kind, ...], purpose: str) -> ModelPlan:
         """The model, when it is of one of `kinds` and can serve now. Raises `RequestError` or `EngineNotReady`."""
