@@ -23,7 +23,7 @@ from magnitude.board.memory import effective_memory
 from magnitude.board.roots import HostRoots
 from magnitude.config import Settings
 from magnitude.engine.client import EngineLink
-from magnitude.engine.protocol import ToService
+from magnitude.engine.protocol import PoolUse, ToService
 from magnitude.errors import EngineNotReady, MagnitudeError, ModelError
 from magnitude.feedback.metrics import Metrics
 from magnitude.feedback.records import Feedback
@@ -31,11 +31,11 @@ from magnitude.intake.app import build_app
 from magnitude.intake.serve import serve
 from magnitude.intake.sockets import open_sockets
 from magnitude.models.adapters import with_adapters
-from magnitude.models.catalogue import BrokenModel, open_folder, resolve, scan
+from magnitude.models.catalogue import BrokenModel, find, open_folder, resolve, scan
 from magnitude.models.description import ModelDescription
 from magnitude.paths import Paths, find_paths
 from magnitude.policy.fitting import fit_together
-from magnitude.policy.strategy import BoardFacts, Strategy, default_strategy
+from magnitude.policy.strategy import BoardFacts, Strategy, default_strategy, draft_bytes
 from magnitude.schedule.dispatcher import Dispatcher
 from magnitude.schedule.fresh_engine import FreshEngine
 from magnitude.schedule.golden_gate import GoldenGate
@@ -59,8 +59,8 @@ FAREWELL_S = 1.0
 def choose_models(settings: Settings, found: list[ModelDescription]) -> list[ModelDescription]:
     """The models to serve, default chat model first.
 
-    The chat model is the first decoder of `found`. Besides it come those that `models.load` names, or every model
-    that is not a decoder. Raises `ModelError` for a name that is not there.
+    The chat model is the first decoder of `found` that is more than a draft model. Besides it come those that
+    `models.load` names, or every model that is not a decoder. Raises `ModelError` for a name that is not there.
     """
     by_name = {model.name: model for model in found}
     if settings.models.load is not None:
@@ -74,7 +74,8 @@ def choose_models(settings: Settings, found: list[ModelDescription]) -> list[Mod
         others = [by_name[name] for name in settings.models.load]
     else:
         others = [model for model in found if model.kind != "decoder"]
-    chat = next((model for model in found if model.kind == "decoder"), None)
+    decoders = [model for model in found if model.kind == "decoder"]
+    chat = next((model for model in decoders if model.name != settings.engine.draft_model), None)
     chosen = [chat] if chat is not None else []
     return chosen + [model for model in others if model is not chat]
 
@@ -103,6 +104,22 @@ def find_models(settings: Settings, models_folder: Path) -> list[ModelDescriptio
     return chosen
 
 
+def find_draft_model(settings: Settings, models_folder: Path) -> ModelDescription | None:
+    """The model that `engine.draft_model` names. Raises `ModelError` when it is not there or no decoder."""
+    name = settings.engine.draft_model
+    if name is None or settings.engine.speculation == "off":
+        return None
+    folder = Path(settings.models.folder) if settings.models.folder else models_folder
+    model = open_folder(find(folder, name))
+    if model.kind != "decoder":
+        raise ModelError(
+            f"engine.draft_model names {name}, which generates no text",
+            param="engine.draft_model",
+            hint="Name a small model of the chat model's family, or leave it unset",
+        )
+    return model
+
+
 class Service:
     """One running service: the engine's supervisor and the dispatcher in front of it."""
 
@@ -113,7 +130,9 @@ class Service:
         self._throughput = Throughput(paths.state)
         self._cpu = read_cpu(roots)
         board = BoardFacts(usable_threads=self._cpu.threads)
-        plans = self._plans(find_models(settings, paths.models), board, effective_memory(roots).headroom_bytes)
+        draft = find_draft_model(settings, paths.models)
+        free_bytes = effective_memory(roots).headroom_bytes - draft_bytes(draft, settings.engine)
+        plans = self._plans(find_models(settings, paths.models), board, free_bytes, draft)
         self.supervisor = EngineSupervisor(
             EngineLifecycle(load_deadline_s=load_deadline_s(plans), step_deadline_s=settings.engine.step_deadline_s),
             load=self._load,
@@ -142,6 +161,7 @@ class Service:
             service_rss_bytes=lambda: process.memory_info().rss,
             engine_rss_bytes=lambda: supervisor.heartbeat.rss_bytes if supervisor.heartbeat else 0,
             kv_bytes=self.dispatcher.kv_resident_bytes,
+            run_pool=lambda: supervisor.heartbeat.run_pool if supervisor.heartbeat else PoolUse(),
         )
         metrics.watch_load(
             running=lambda: self.dispatcher.running,
@@ -155,15 +175,18 @@ class Service:
         await self.supervisor.stop()
         await self.dispatcher.close()
 
-    def _plans(self, models: list[ModelDescription], board: BoardFacts, free_bytes: int) -> list[ModelPlan]:
-        """Plans that fit together. The chat model must fit; another one that does not is left out and reported."""
+    def _plans(
+        self, models: list[ModelDescription], board: BoardFacts, free_bytes: int, draft: ModelDescription | None
+    ) -> list[ModelPlan]:
+        """Plans that fit together. The chat model must fit; another one that does not is left out and reported.
+
+        `draft` drafts for the chat model.
+        """
 
         def wish(model: ModelDescription) -> Strategy:
             return default_strategy(board, self.settings.engine, model.decoder, self.settings.kv)
 
-        with_theirs = [with_adapters(model) for model in models]
-        adapters = {model.name: own for model, own in with_theirs}
-        fitted = fit_together([model for model, _ in with_theirs], wish, free_bytes)
+        fitted = fit_together(models, wish, free_bytes)
         for model, error in fitted.left_out:
             log.error("model left out", extra={"fields": {"model": model.name, "reason": str(error)}})
         for model, strategy in fitted.served:
@@ -181,10 +204,13 @@ class Service:
                     },
                 )
         share = self.settings.kv.share_prefixes
-        return [
-            ModelPlan(model, strategy, share_prefixes=share, adapters=adapters[model.name])
-            for model, strategy in fitted.served
-        ]
+        plans = []
+        for model, strategy in fitted.served:
+            served, adapters = with_adapters(model)
+            plans.append(ModelPlan(served, strategy, adapters=adapters, share_prefixes=share))
+        if plans and plans[0].strategy.max_draft:
+            plans[0].draft = draft
+        return plans
 
     # --- what the supervisor tells ---
 

@@ -12,7 +12,6 @@ from tiny_tokenizers import byte_level, word_piece
 
 from magnitude.engine.protocol import Tensor, TensorInfo, TokenLogprob
 from magnitude.errors import EngineNotReady, MagnitudeError, ModelNotFound
-from magnitude.models.adapters import AdapterDescription
 from magnitude.models.description import DecoderShape, EncoderShape, ModelDescription, SpecialTokens
 from magnitude.schedule.figures import ScheduleFigures
 from magnitude.schedule.inference import (
@@ -21,6 +20,7 @@ from magnitude.schedule.inference import (
     GenerationTask,
     KeptConversation,
     Priority,
+    RankedResult,
     Reservation,
     ServiceHealth,
     ServiceState,
@@ -118,7 +118,6 @@ class FakeInference:
         self.fail_at: int | None = None
         self.error: MagnitudeError = EngineNotReady("The engine is starting", hint="Wait a moment.")
         self.refuse: MagnitudeError | None = None
-        self.own_adapters: list[AdapterDescription] = []  # of the chat model
         self.context = 256
         self.ready = True
         self.embed_s = 0.0
@@ -131,6 +130,8 @@ class FakeInference:
         self.completed = 0
         self.tasks: list[GenerationTask] = []
         self.embedded: list[list[list[int]]] = []
+        self.ranked: list[tuple[list[int], list[list[int]]]] = []
+        self.without: set[str] = set()  # models that are not served
         self.inferred: list[list[Tensor]] = []
         self.runs: list[tuple[Priority, Deadline | None, str]] = []
         self.schedule = ScheduleFigures()
@@ -153,17 +154,9 @@ class FakeInference:
         return self.opened - self.freed
 
     def models(self) -> Sequence[ModelDescription]:
-        return [CHAT, EMBEDDER, RERANKER, ADDER]
-
-    def adapters(self) -> Sequence[AdapterDescription]:
-        return self.own_adapters
-
-    def adapter(self, name: str) -> AdapterDescription | None:
-        return next((adapter for adapter in self.own_adapters if adapter.full_name == name), None)
+        return [model for model in (CHAT, EMBEDDER, RERANKER, ADDER) if model.name not in self.without]
 
     def model(self, name: str) -> ModelDescription:
-        if self.adapter(name) is not None:
-            return msgspec.structs.replace(CHAT, name=name)
         if name in ("", "default"):
             return CHAT
         for model in self.models():
@@ -204,6 +197,28 @@ class FakeInference:
         width = 1 if model == RERANKER.name else 4
         rows = [struct.pack(f"<{width}f", *([float(len(ids))] * width)) for ids in inputs]
         return VectorsResult(width=width, rows=rows, queue_s=0.001, run_s=0.002, batch=2.0)
+
+    async def embed_and_rank(
+        self,
+        model: str,
+        query: list[int],
+        documents: list[list[int]],
+        top_k: int,
+        *,
+        request_key: str,
+        priority: Priority = "normal",
+        deadline: Deadline | None = None,
+        client: str = "",
+    ) -> RankedResult:
+        """A document counts by the share of its words that are in the query."""
+        if self.refuse is not None:
+            raise self.refuse
+        await asyncio.sleep(self.embed_s)
+        self.ranked.append((query, documents))
+        self.runs.append((priority, deadline, client))
+        scores = [len(set(ids) & set(query)) / len(ids) for ids in documents]
+        order = sorted(range(len(scores)), key=lambda n: (-scores[n], n))[:top_k]
+        return RankedResult(indices=order, scores=[scores[n] for n in order], queue_s=0.001, run_s=0.003)
 
     async def infer(
         self,

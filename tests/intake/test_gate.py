@@ -11,7 +11,6 @@ from service_under_test import InProcess
 from magnitude.config import ApiKey, ServerSettings, Settings
 from magnitude.errors import Forbidden, Unauthorized
 from magnitude.intake.auth import Peer, authorize
-from magnitude.models.adapters import AdapterDescription
 
 
 def key(name: str, secret: str, *, admin: bool = False) -> ApiKey:
@@ -188,28 +187,6 @@ def test_models_are_listed_with_the_chat_model_first() -> None:
     data = InProcess().call("GET", "/v1/models").json()["data"]
     assert [m["id"] for m in data] == ["tiny-chat", "tiny-embed", "tiny-rerank", "adder"]
     assert data[0]["context_length"] == 256
-
-
-def test_adapters_are_listed_behind_the_models_with_their_parent() -> None:
-    service = InProcess()
-    poet = AdapterDescription(
-        name="poet",
-        base="tiny-chat",
-        folder="/models/tiny-chat/adapters/poet",
-        adapter_hash="a",
-        size_bytes=1,
-        rank=8,
-        modules=("self_attn.q_proj",),
-        layers=1,
-        licence="mit",
-        created_s=1_700_000_001,
-    )
-    service.inference.own_adapters = [poet]
-    entry = service.call("GET", "/v1/models").json()["data"][-1]
-    assert (entry["id"], entry["parent"], entry["rank"]) == ("tiny-chat:poet", "tiny-chat", 8)
-    assert (entry["created"], entry["licence"], entry["context_length"]) == (1_700_000_001, "mit", 256)
-    assert service.call("GET", "/v1/models/tiny-chat:poet").json() == entry
-    assert "parent" not in service.call("GET", "/v1/models/tiny-chat").json()
 
 
 def test_the_description_names_every_route() -> None:

@@ -10,7 +10,6 @@ from typing import Any
 import numpy as np
 import pytest
 from safetensors.numpy import load_file
-from tiny_adapters import ALL, random_pairs, write_gguf, write_peft
 from tiny_sources import decoder_folder
 
 from magnitude.errors import ImportFailed, ModelError, ModelNotFound
@@ -32,6 +31,7 @@ from magnitude.models.description import ModelDescription
 from magnitude.models.importing.adapter import import_adapter
 from magnitude.models.importing.parent import import_model
 from magnitude.models.sources import WeightSource, open_source
+from tiny_adapters import ALL, random_pairs, write_gguf, write_peft
 
 
 @pytest.fixture(scope="module")

@@ -10,7 +10,6 @@ import onnx
 import pytest
 from numpy_llama import logits as numpy_logits
 from run_graph import open_graph
-from tiny_adapters import ATTENTION, Merged, Pairs, random_pairs, write_peft
 
 from magnitude.errors import ImportFailed
 from magnitude.models.description import ModelDescription
@@ -20,6 +19,7 @@ from magnitude.models.graphs.lora import LORA_GRAPH_FILE, write_lora
 from magnitude.models.importing.adapter_job import Base, packed
 from magnitude.models.sources import open_source
 from magnitude.models.sources.peft import read_peft
+from tiny_adapters import ATTENTION, Merged, Pairs, random_pairs, write_peft
 
 # float32 against float64 with the terms of its sums in another order.
 ROUNDING = 1e-4

@@ -3,8 +3,8 @@ from hypothesis import strategies as st
 
 from magnitude.config import EngineSettings
 from magnitude.config.kv import KvSettings
-from magnitude.models.description import DecoderShape
-from magnitude.policy.strategy import BoardFacts, default_strategy
+from magnitude.models.description import DecoderShape, ModelDescription
+from magnitude.policy.strategy import BoardFacts, default_strategy, draft_bytes
 
 KV = KvSettings()
 SHAPE = DecoderShape(
@@ -22,6 +22,29 @@ def test_the_context_is_the_smaller_of_wish_and_model() -> None:
     board = BoardFacts(usable_threads=4)
     assert default_strategy(board, EngineSettings(context_length=512), SHAPE, KV).context_length == 512
     assert default_strategy(board, EngineSettings(context_length=8192), SHAPE, KV).context_length == 2048
+
+
+def test_tokens_are_drafted_unless_speculation_is_off() -> None:
+    board = BoardFacts(usable_threads=4)
+    assert default_strategy(board, EngineSettings(), SHAPE, KV).max_draft > 0
+    assert default_strategy(board, EngineSettings(speculation="off"), SHAPE, KV).max_draft == 0
+    assert default_strategy(board, EngineSettings(), None, KV).max_draft == 0
+
+
+def test_a_draft_model_takes_memory_for_weights_and_kv() -> None:
+    draft = ModelDescription(
+        name="small",
+        kind="decoder",
+        family="any",
+        folder="/nowhere",
+        graph_file="model.onnx",
+        model_hash="0",
+        weight_bytes=1000,
+        decoder=SHAPE,
+    )
+    settings = EngineSettings(max_batch_size=2, context_length=512)
+    assert draft_bytes(draft, settings) == 1000 + 2 * 512 * SHAPE.kv_bytes_per_token()
+    assert draft_bytes(None, settings) == 0
 
 
 def test_a_model_without_kv_gets_no_slots() -> None:

@@ -16,10 +16,11 @@ class Slots:
 
     def place(self, request_id: int, now_s: float) -> int | None:
         if request_id not in self.held:
-            free = set(range(self.count)) - set(self.held.values())
-            if not free:
+            taken = set(self.held.values())
+            slot = next((slot for slot in range(self.count) if slot not in taken), None)
+            if slot is None:
                 return None
-            self.held[request_id] = min(free)
+            self.held[request_id] = slot
         return self.held[request_id]
 
     def free(self, request_id: int) -> None:

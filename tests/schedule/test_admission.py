@@ -6,6 +6,7 @@ from admission_bench import Bench, Slots, pauses, starts
 from magnitude.schedule.admission import PAUSE_INTERVAL_S, RUN_PLACES, Admission
 from magnitude.schedule.events import (
     Dropped,
+    Ended,
     EngineDown,
     EngineUp,
     Interrupt,
@@ -111,6 +112,38 @@ def test_a_request_without_a_kv_slot_waits_until_places_change() -> None:
     assert bench.submit(2) == []
     bench.places.count = 2
     assert bench.apply(PlacesChanged()) == [Start(2, 1, 0.0)]
+
+
+class Memory:
+    """`Places` of different sizes: `needs` by request, out of `total`."""
+
+    def __init__(self, total: int, needs: dict[int, int]) -> None:
+        self.total, self.needs = total, needs
+        self.held: set[int] = set()
+
+    def place(self, request_id: int, now_s: float) -> int | None:
+        if sum(self.needs[held] for held in self.held | {request_id}) > self.total:
+            return None
+        self.held.add(request_id)
+        return request_id
+
+
+def test_small_requests_do_not_take_what_an_overdue_large_one_needs_for_ever() -> None:
+    large = 2
+    places = Memory(4, {large: 4} | {request_id: 2 for request_id in range(1, 50) if request_id != large})
+    admission = Admission(max_queue=100, places=places, aging_s=1.0)
+    admission.apply(EngineUp({"m": 4}), 0.0)
+    running = []
+    for request_id in (1, large, 3):
+        running += starts(admission.apply(Submit(request_id, "generation", "m", client=f"{request_id}"), 0.0))
+    now_s = 0.0
+    while large not in running and now_s < 40.0:
+        now_s += 1.0
+        newcomer = 3 + int(now_s)
+        running += starts(admission.apply(Submit(newcomer, "generation", "m", client=f"{newcomer}"), now_s))
+        places.held.discard(running[0])
+        running += starts(admission.apply(Ended(running.pop(0)), now_s))
+    assert 6.0 <= now_s <= 8.0
 
 
 # --- classes and aging ---
@@ -316,6 +349,20 @@ def test_nobody_is_paused_for_one_that_lacks_a_kv_slot() -> None:
     bench.running.remove(1)
     assert bench.apply(Paused(1)) == [Start(1, 0, 0.0, resumed=True)]
     assert bench.apply(Tick(), after_s=PAUSE_INTERVAL_S) == []
+    bench.places.count = 3
+    assert pauses(bench.apply(PlacesChanged())) == [2]
+
+
+def test_when_compute_slots_became_fewer_as_many_more_are_paused() -> None:
+    bench = busy_with_background()
+    bench.apply(SetComputeSlots("m", 1))
+    assert pauses(bench.submit(3, priority="interactive")) == [1, 2]
+
+
+def test_without_any_compute_slot_nobody_is_paused() -> None:
+    bench = busy_with_background()
+    bench.apply(SetComputeSlots("m", 0))
+    assert bench.submit(3, priority="interactive") == []
 
 
 def test_a_generation_that_was_withdrawn_while_it_was_paused_is_dropped_at_the_confirmation() -> None:
@@ -356,6 +403,21 @@ def test_while_too_many_conversations_are_alive_those_under_way_go_first() -> No
     bench.submit(4, conversation="new")
     bench.submit(5, conversation="a")
     assert starts(bench.end(3)) == [5]
+
+
+def test_conversations_under_way_do_not_keep_a_new_one_out_for_ever() -> None:
+    bench = Bench(slots=1, aging_s=1.0)
+    for name in "abc":
+        converse(bench, ord(name), name)
+    bench.submit(1, conversation="a")
+    bench.submit(2, conversation="new")
+    bench.submit(3, conversation="b")
+    started_at_s = {}
+    for request_id in range(4, 40):
+        for started in starts(bench.end(bench.running[0], after_s=1.0)):
+            started_at_s[started] = bench.now_s
+        bench.submit(request_id, conversation="abc"[request_id % 3])
+    assert 6.0 <= started_at_s[2] <= 12.0
 
 
 def test_with_room_for_more_conversations_a_new_one_keeps_its_turn() -> None:

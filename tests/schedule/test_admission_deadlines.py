@@ -243,6 +243,25 @@ def test_a_request_renews_the_right_to_reserve() -> None:
     assert reservations(bench) == [("agent", 1, 91.0)]
 
 
+def test_a_client_can_learn_what_is_held_for_it_and_why_it_is_not_all() -> None:
+    bench = Bench(slots=3)
+
+    def reserve(client: str, requests: int, hold_s: float = 10.0, model: str = "m") -> tuple[int, float, str]:
+        bench.apply(Reserve(client, requests, hold_s, model=model))
+        hold = bench.admission.hold(client, model, bench.now_s)
+        return hold.requests, hold.until_s, hold.reason
+
+    few = "one compute slot is left to everybody"
+    assert reserve("a", 1) == (1, 10.0, "")
+    assert reserve("b", 5) == (1, 10.0, few)
+    assert reserve("c", 1) == (0, 0.0, few)
+    assert reserve("c", 1, model="x") == (0, 0.0, "the model is not loaded")
+    assert reserve("a", 0) == (0, 0.0, "")
+    assert reserve("a", 1, model="") == (1, 10.0, "")
+    bench.now_s = 70.0
+    assert reserve("a", 1) == (0, 70.0, "what was announced before did not come")
+
+
 @pytest.mark.parametrize("hold_s", [0.0, -1.0, float("nan")])
 def test_a_hold_that_is_no_time_holds_nothing(hold_s: float) -> None:
     bench = Bench(slots=2)
@@ -255,7 +274,7 @@ def test_a_reservation_can_be_taken_back() -> None:
     bench.apply(Reserve("agent", 1, hold_s=10.0))
     bench.submit(1, client="other")
     bench.submit(2, client="other")
-    assert starts(bench.apply(Reserve("agent", 0, hold_s=0.0))) == [2]
+    assert bench.apply(Reserve("agent", 0, hold_s=0.0)) == [Start(2, 1, 0.0)]
 
 
 def test_expected_requests_are_reserved_when_the_announcing_one_ends() -> None:

@@ -213,6 +213,8 @@ class AdmissionMachine(RuleBasedStateMachine):
     @rule(client=CLIENTS, requests=st.integers(0, 5), hold_s=st.floats(0, 100), priority=PRIORITIES)
     def reserve(self, client: str, requests: int, hold_s: float, priority: Any) -> None:
         self.apply(Reserve(client, requests, hold_s, "m", priority))
+        hold = self.admission.hold(client, "m", self.now_s)
+        assert hold.requests <= requests and (hold.requests == requests or hold.reason)
 
     @rule(count=st.integers(0, KV_SLOTS))
     def places_change(self, count: int) -> None:

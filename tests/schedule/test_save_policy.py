@@ -6,6 +6,7 @@ from hypothesis import strategies as st
 from magnitude.config.kv import KvSettings
 from magnitude.schedule.save_policy import (
     HOUR_S,
+    RETRY_S,
     Candidate,
     Coverage,
     SavedFile,
@@ -116,6 +117,16 @@ def test_what_an_earlier_process_wrote_counts() -> None:
     policy = SavePolicy(settings, 5.0, written_bytes=100 * MB)
     assert policy.decide([candidate()], [], 5.0).save == ()
     assert len(policy.decide([candidate()], [], 5.0 + HOUR_S / 2).save) == 1
+
+
+def test_storage_that_refused_is_left_alone_for_a_while_and_tried_once_more_at_a_stop() -> None:
+    policy = SavePolicy(SETTINGS, 0.0)
+    policy.refused(100.0)
+    assert policy.decide([candidate()], [], 100.0 + RETRY_S / 2).save == ()
+    assert len(policy.decide([candidate()], [], 100.0 + RETRY_S / 2, at_stop=True).save) == 1
+    assert len(policy.decide([candidate()], [], 100.0 + RETRY_S).save) == 1
+    policy.refused(5000.0)
+    assert len(policy.decide([candidate()], [], 1000.0).save) == 1  # a clock that went back must not lock it
 
 
 times = st.lists(st.floats(-1e12, 1e12), min_size=1, max_size=20)

@@ -66,6 +66,8 @@ class FakeEngine:
                     )
                 else:
                     self.send(p.Loaded(request_id=request_id, model=model.name, load_s=0.0))
+            case p.UnloadModel(request_id=request_id):
+                self.send(p.Done(request_id=request_id))
             case p.Generate():
                 threading.Thread(target=self.generate, args=(message,), daemon=True).start()
             case p.Embed(request_id=request_id, inputs=inputs):

@@ -13,9 +13,11 @@ from itertools import groupby
 import msgspec
 
 from magnitude.engine.decoder import Decoder
+from magnitude.engine.draft_control import DraftCosts
 from magnitude.engine.generation import Generation
 from magnitude.engine.protocol import Message, StepKind
 from magnitude.engine.run_costs import RunCosts
+from magnitude.engine.speculation import Draft
 
 # A run's result for one of its members: messages for the service, or why it failed.
 Outcome = tuple[Generation, list[Message] | Exception]
@@ -35,12 +37,15 @@ class RunningBatch:
 
     def __init__(self, decoder: Decoder, max_batch: int, clock: Callable[[], float] = time.monotonic) -> None:
         self.costs = RunCosts()
+        self.draft_costs = DraftCosts()
         self._decoder = decoder
         self._max_batch = max_batch
         self._clock = clock
         self._entering: list[Generation] = []
         self._decoding: list[Generation] = []
         self._turn = 0  # which adapter's rows come next
+        self._to_ask: list[Generation] = []  # for a draft, in this turn
+        self._asked = 0  # who is asked first changes, since there may be no time for all
 
     def join(self, generation: Generation) -> None:
         self._entering.append(generation)
@@ -53,6 +58,7 @@ class RunningBatch:
         elif generation in self._decoding:
             self._take_out(generation)
             self._fill()
+        generation.close()
 
     @property
     def members(self) -> list[Generation]:
@@ -77,8 +83,47 @@ class RunningBatch:
         outcomes = self._step(members, first_row)
         ran = Ran("decode", len(members), 1, self._clock() - started_s)
         self.costs.decoded(ran.rows, ran.run_s)
+        self.draft_costs.observe_step(ran.rows, ran.run_s)
         self._settle(outcomes)
         return ran, outcomes
+
+    def begin_turn(self) -> None:
+        """From now on each generation may be asked for a draft once."""
+        if self._decoder.can_verify:
+            self._asked += 1
+            first = self._asked % max(1, len(self._decoding))
+            self._to_ask = [*self._decoding[first:], *self._decoding[:first]]
+
+    @property
+    def drafting(self) -> bool:
+        """Whether somebody may have a draft that was not asked for yet."""
+        return any(member.speculates for member in self._to_ask)
+
+    def verify_step(self, limit_s: float | None) -> tuple[Ran, list[Outcome]] | None:
+        """Verify the next draft that somebody has and that takes no longer than `limit_s`; None: there is none."""
+        rows = len(self._decoding)
+        while self._to_ask:
+            member = self._to_ask.pop(0)
+            draft = member.draft(rows) if member in self._decoding else None
+            if draft is None or (limit_s is not None and self._verify_s(draft) > limit_s):
+                continue
+            started_s = self._clock()
+            ids = [*member.next_ids(), *draft.ids]
+            try:
+                logits = self._decoder.extend(self._decoding.index(member), ids, member.past, "all")
+                outcome: Outcome = (member, member.verified(draft, logits))
+            except MemoryError:
+                raise
+            except Exception as error:
+                outcome = (member, error)
+            ran = Ran("verify", 1, len(ids), self._clock() - started_s)
+            member.speculated(rows, ran.run_s)
+            self._settle([outcome])
+            return ran, [outcome]
+        return None
+
+    def _verify_s(self, draft: Draft) -> float:
+        return self.draft_costs.verify_s(len(draft.ids) + 1) if self.draft_costs.known else 0.0
 
     def prefill_step(self, limit_s: float | None) -> tuple[Ran, list[Outcome]]:
         """The next piece of a prompt: as large as it may be, or what takes no longer than `limit_s`."""

@@ -23,13 +23,14 @@ from magnitude.engine.protocol import (
     PrefillProgress,
     Tokens,
 )
-from magnitude.engine.sampling import F32, Sampler
+from magnitude.engine.sampling import F32, Choice, Sampler
 from magnitude.engine.slide import SlidingWindow, find_slid, header_ids
 from magnitude.engine.slot_header import SlotState, holds, trusted_length
 from magnitude.errors import ContextLengthExceeded, RequestError
 
 if TYPE_CHECKING:
     from magnitude.engine.grammar import Grammar
+    from magnitude.engine.speculation import Draft, Speculation
 
 log = logging.getLogger(__name__)
 
@@ -113,8 +114,8 @@ class Generation:
     """A generation under way in its KV slot.
 
     While `prefilling`, the batch runs `next_ids(n)` as one piece and calls `computed`; after that each step takes one
-    id in and `computed` hands it the logits. While `sliding`, the batch calls `slide` first. `finished` once it is
-    over.
+    id in and `computed` hands it the logits, or the batch runs a `draft` and calls `verified`. While `sliding`, the
+    batch calls `slide` first. `finished` once it is over.
     """
 
     def __init__(
@@ -127,6 +128,7 @@ class Generation:
         sampler: Sampler,
         grammar: Grammar | None,
         received_s: float,
+        speculation: Speculation | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         """`state` comes from `take_slot`; `sampler` and `grammar` have already taken in `request.emitted`."""
@@ -138,6 +140,7 @@ class Generation:
         self._request = request
         self._sampler = sampler
         self._grammar = grammar
+        self._speculation = speculation
         self._clock = clock
         self._ids = [*request.prompt, *request.emitted]
         self._max_len = max_len
@@ -185,6 +188,8 @@ class Generation:
 
     def common_with(self, ids: list[int]) -> int:
         """How many computed positions of its slot hold the beginning of `ids`."""
+        if self._state.dropped:
+            return 0
         pairs = zip(self._ids[: self._state.length], ids, strict=False)
         return sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], pairs))
 
@@ -216,11 +221,59 @@ class Generation:
         else:
             self._steps += 1
             self._batched += batch
+            if self._speculation is not None:
+                self._speculation.plain_step()
         if done == len(self._ids):
             if self._prefilled_s is None:
                 self._prefilled_s = self._clock()
-            messages += self._next_token(logits)
+            messages += self._answer([self._choose(logits)])
         return messages
+
+    @property
+    def speculates(self) -> bool:
+        """Whether `draft` may have something: all that was emitted is in the slot, up to the last id."""
+        return self._speculation is not None and self._index == len(self._ids) - 1
+
+    def draft(self, rows: int) -> Draft | None:
+        """Guessed next ids that are worth a run of their own while `rows` generations decode, or None."""
+        if self._speculation is None or not self.speculates:
+            return None
+        emitted = len(self._ids) - len(self._request.prompt)
+        # One position is left for the id that a verification adds to what it accepts.
+        room = min(self._request.max_new_tokens - emitted, self._max_len - self._state.length - 1) - 1
+        return self._speculation.draft(self._ids, room, rows, self._grammar)
+
+    def verified(self, draft: Draft, logits: F32) -> list[Message]:
+        """The last id and `draft` are in the slot; `logits` `[1 + drafted, vocab_size]` are those after each.
+
+        Draws along them as plain steps would, as long as what is drawn is what was drafted: positions behind the
+        first difference hold the KV of other ids, and are computed again. Raises like `computed`.
+        """
+        assert self._speculation is not None
+        computed = [self._ids[-1], *draft.ids]
+        choices: list[Choice] = []
+        accepted = 0
+        for row, guess in zip(logits, [*draft.ids, None], strict=True):
+            choices.append(self._choose(row))
+            stands = choices[-1].token == guess
+            accepted += stands
+            if not stands or self._end_after(choices[-1].token):
+                break
+        self._state.extend(computed[: 1 + accepted], 1 + accepted)
+        self._steps += 1
+        self._batched += 1
+        self._speculation.count(draft, accepted)
+        return self._answer(choices)
+
+    def speculated(self, rows: int, run_s: float) -> None:
+        """What the verification before took, while `rows` generations decoded."""
+        if self._speculation is not None:
+            self._speculation.took(rows, run_s)
+
+    def close(self) -> None:
+        """Let go of what is shared with other generations. Safe to call twice."""
+        if self._speculation is not None:
+            self._speculation.close()
 
     def cancel(self) -> Message:
         """End at once."""
@@ -239,26 +292,28 @@ class Generation:
         full = self._window is None and len(self._ids) >= self._max_len
         return "length" if full or emitted >= self._request.max_new_tokens else None
 
-    def _next_token(self, logits: F32) -> list[Message]:
+    def _choose(self, logits: F32) -> Choice:
+        """The next id, which belongs to the text from now on."""
         allowed = self._grammar.allowed() if self._grammar is not None else None
         choice = self._sampler.choose(logits, allowed)
-        token = choice.token
-        self._sampler.accept(token)
+        self._sampler.accept(choice.token)
         if self._grammar is not None:
-            self._grammar.accept(token)
-        self._ids.append(token)
+            self._grammar.accept(choice.token)
+        self._ids.append(choice.token)
         self._new += 1
-        messages: list[Message] = [
-            Tokens(
-                request_id=self.request_id,
-                ids=[token],
-                logprobs=[choice.logprob] if choice.logprob is not None else [],
-            )
-        ]
-        emitted = len(self._ids) - len(self._request.prompt)
+        return choice
+
+    def _end_after(self, token: int) -> FinishReason | None:
+        """Why the text ends with `token`, its last; None: it goes on."""
         if token in self._request.stop_ids:
-            messages.append(self._finish("stop"))
-        elif reason := self._limit_reached(emitted):
+            return "stop"
+        return self._limit_reached(len(self._ids) - len(self._request.prompt))
+
+    def _answer(self, choices: list[Choice]) -> list[Message]:
+        logprobs = [choice.logprob for choice in choices if choice.logprob is not None]
+        ids = [choice.token for choice in choices]
+        messages: list[Message] = [Tokens(request_id=self.request_id, ids=ids, logprobs=logprobs)]
+        if reason := self._end_after(ids[-1]):
             messages.append(self._finish(reason))
         return messages
 
@@ -278,6 +333,8 @@ class Generation:
             decode_s=now_s - prefilled_s,
             cached_tokens=self._cached,
             mean_batch=self._batched / self._steps if self._steps else 0.0,
+            drafted_tokens=self._speculation.drafted if self._speculation is not None else 0,
+            accepted_tokens=self._speculation.accepted if self._speculation is not None else 0,
         )
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import statistics
 from collections.abc import Callable
 from pathlib import Path
@@ -9,15 +10,29 @@ from typing import TYPE_CHECKING, Any
 
 from magnitude.engine.batch import RunningBatch
 from magnitude.engine.decoder import Decoder
+from magnitude.engine.draft_model import LoadedDraftModel
 from magnitude.engine.encoder import EncodeJob, Encoder
 from magnitude.engine.generation import Generation, check_generate, take_slot
 from magnitude.engine.kv import KvMemory
 from magnitude.engine.process import forget_mapped_pages, trim_heap
-from magnitude.engine.protocol import Embed, Generate, InferTensors, LoadAdapter, LoadModel, Measure, TensorInfo
+from magnitude.engine.protocol import (
+    Embed,
+    EmbedAndRank,
+    Generate,
+    InferTensors,
+    LoadAdapter,
+    LoadModel,
+    Measure,
+    PoolUse,
+    TensorInfo,
+)
+from magnitude.engine.ranking import RankJob
+from magnitude.engine.run_pool import RunPool
 from magnitude.engine.sampling import Sampler, check_settings
 from magnitude.engine.sessions import describe, open_session
 from magnitude.engine.slide import SlidingWindow, can_slide
 from magnitude.engine.slot_header import SlotState
+from magnitude.engine.speculation import Speculation
 from magnitude.engine.tensors import TensorJob
 from magnitude.errors import MagnitudeError, ModelError, RequestError
 from magnitude.models.adapters import kv_hash
@@ -26,7 +41,9 @@ from magnitude.models.description import ModelDescription
 if TYPE_CHECKING:
     from magnitude.engine.grammar import Grammar, GrammarTokenizer
 
-RunJob = EncodeJob | TensorJob
+log = logging.getLogger(__name__)
+
+RunJob = EncodeJob | RankJob | TensorJob
 
 
 class LoadedModel:
@@ -40,7 +57,10 @@ class LoadedModel:
         self._grammar_tokenizer: GrammarTokenizer | None = None
         self._decoder: Decoder | None = None
         self._encoder: Encoder | None = None
+        self._pool: RunPool | None = None
         self._kv: KvMemory | None = None
+        self._draft: LoadedDraftModel | None = None
+        self.draft_failure = ""
         self.batch: RunningBatch | None = None  # of a decoder
         self.max_inter_token_s = request.max_inter_token_ms / 1000
         folder = Path(request.model.folder)
@@ -61,14 +81,24 @@ class LoadedModel:
                     self.close()
                     raise
                 self.batch = RunningBatch(self._decoder, request.max_batch)
+                if request.draft is not None:
+                    self._open_draft_model(request.draft, request, self._decoder)
             case "embedder" | "reranker":
-                self._encoder = Encoder(request.model, self._session)
+                self._pool = RunPool()
+                self._encoder = Encoder(
+                    request.model, self._session, max_run_s=self.max_inter_token_s, pool=self._pool
+                )
             case "tensors":
                 pass
 
     @property
     def name(self) -> str:
         return self.description.name
+
+    @property
+    def pool_use(self) -> PoolUse:
+        """What the runs of an encoder leave behind; nothing for other models."""
+        return self._pool.use if self._pool is not None else PoolUse()
 
     def check(self, request: Generate) -> None:
         """Raise `RequestError` for a request that cannot run here."""
@@ -139,8 +169,32 @@ class LoadedModel:
             ),
             grammar=grammar,
             received_s=received_s,
+            speculation=self._speculation(request),
             clock=clock,
         )
+
+    def _speculation(self, request: Generate) -> Speculation | None:
+        if not request.max_draft or self._decoder is None or self.batch is None or not self._decoder.can_verify:
+            return None
+        model = self._draft.drafts if self._draft is not None else None
+        return Speculation(self.batch.draft_costs, request.max_draft, model)
+
+    def _open_draft_model(self, draft: ModelDescription, request: LoadModel, decoder: Decoder) -> None:
+        """A draft model that cannot be used costs speed only, so it does not keep its target from serving."""
+        assert request.kv is not None
+        try:
+            if not decoder.can_verify:
+                raise ModelError(f"model {request.model.name} gives logits for its last position only")
+            self._draft = LoadedDraftModel(
+                draft,
+                request.model,
+                threads=request.threads,
+                streams=request.max_batch,
+                max_len=request.kv.max_len,
+            )
+        except MagnitudeError as error:
+            log.warning("model %s runs without its draft model: %s", request.model.name, error)
+            self.draft_failure = error.message
 
     def load_adapter(self, request: LoadAdapter) -> None:
         """Raises `ModelError` for an adapter that is damaged or does not fit, `RequestError` if it is there."""
@@ -194,6 +248,11 @@ class LoadedModel:
             raise self._cannot("embed text")
         return EncodeJob(request, self._encoder, clock)
 
+    def open_ranking(self, request: EmbedAndRank, clock: Callable[[], float]) -> RankJob:
+        if self._encoder is None or self.description.kind != "embedder":
+            raise self._cannot("embed text")
+        return RankJob(request, self._encoder, clock)
+
     def open_tensors(self, request: InferTensors, clock: Callable[[], float]) -> TensorJob:
         if self._decoder is not None:
             raise self._cannot("be called with plain tensors, because its KV cache lives in the service")
@@ -202,6 +261,9 @@ class LoadedModel:
     def close(self) -> None:
         """Let go of session, bindings and mapping, in this order."""
         self.batch = None
+        if self._draft is not None:
+            self._draft.close()
+            self._draft = None
         if self._decoder is not None:
             self._decoder.close()
         self._decoder = self._encoder = self._session = self._grammar_tokenizer = None

@@ -25,6 +25,7 @@ from magnitude.engine.protocol import (
     Drain,
     Drained,
     Embed,
+    EmbedAndRank,
     Failed,
     Generate,
     GetStats,
@@ -36,6 +37,7 @@ from magnitude.engine.protocol import (
     Measure,
     Measured,
     Message,
+    PoolUse,
     Shutdown,
     Stats,
     ToEngine,
@@ -179,6 +181,8 @@ class EngineLoop:
             finished = any(not isinstance(result, Exception) for _, result in results)
         finally:
             self._progress.run_ends(finished=finished)
+        pools = [model.pool_use for model in self._models.values()]
+        self._progress.run_pool = max(pools, key=lambda use: use.peak_bytes, default=PoolUse())
         answers: list[Message] = []
         for request_id, result in results:
             answers += [self._failed(request_id, result)] if isinstance(result, Exception) else result
@@ -208,7 +212,7 @@ class EngineLoop:
         message = event.message
         try:
             match message:
-                case Generate() | Embed() | InferTensors():
+                case Generate() | Embed() | EmbedAndRank() | InferTensors():
                     self._open(message, event)
                 case CancelRequest():
                     self._cancel(message.target)
@@ -240,7 +244,7 @@ class EngineLoop:
             if event.fd is not None:
                 os.close(event.fd)
 
-    def _open(self, message: Generate | Embed | InferTensors, event: Arrived) -> None:
+    def _open(self, message: Generate | Embed | EmbedAndRank | InferTensors, event: Arrived) -> None:
         if self._closed:
             raise EngineError("the engine takes nothing new", code="engine_draining", hint="Ask again in a moment")
         request_id = message.request_id
@@ -259,6 +263,8 @@ class EngineLoop:
                     self._builder.submit(self._build_grammar, model, message)
             case Embed():
                 self._work.add(model.open_embed(message, self._clock))
+            case EmbedAndRank():
+                self._work.add(model.open_ranking(message, self._clock))
             case InferTensors():
                 self._work.add(model.open_tensors(message, self._clock))
 
@@ -336,6 +342,7 @@ class EngineLoop:
                 load_s=load_s,
                 inputs=model.inputs,
                 outputs=model.outputs,
+                draft_failure=model.draft_failure,
             )
         )
 
@@ -391,6 +398,7 @@ class EngineLoop:
             open_requests=len(self._work) + len(self._waiting),
             steps=self._progress.steps,
             models=tuple(self._models),
+            run_pool=self._progress.run_pool,
         )
 
     def _failed(self, request_id: int, error: Exception) -> Failed:

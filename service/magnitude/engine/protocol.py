@@ -71,7 +71,7 @@ class LoadModel(Message, frozen=True, kw_only=True, tag="load"):
     """Load a model. For a decoder one file descriptor (the KV memfd) comes with the frame.
 
     `max_batch` generations decode together at most. While any of them decodes, a prompt enters in pieces that keep
-    a step under `max_inter_token_ms`.
+    a step under `max_inter_token_ms`. `draft` is a second decoder that drafts for this one.
     """
 
     request_id: int
@@ -80,6 +80,7 @@ class LoadModel(Message, frozen=True, kw_only=True, tag="load"):
     kv: KvLayout | None = None
     max_batch: int = 1
     max_inter_token_ms: float = 60.0
+    draft: ModelDescription | None = None
 
 
 class UnloadModel(Message, frozen=True, kw_only=True, tag="unload"):
@@ -161,6 +162,17 @@ class Embed(Message, frozen=True, kw_only=True, tag="embed"):
     token_types: list[list[int]] = []
 
 
+class EmbedAndRank(Message, frozen=True, kw_only=True, tag="embed_and_rank"):
+    """Rank `documents` (token ids with their special tokens) by the cosine of their vectors to the `query`'s.
+    Answered by `Ranked`; vectors stay in the engine."""
+
+    request_id: int
+    model: str
+    query: list[int]
+    documents: list[list[int]]
+    top_k: int
+
+
 class Tensor(Message, frozen=True, kw_only=True, tag="tensor"):
     """A plain tensor: `data` is C-ordered, little-endian; `dtype` is NumPy's name (strings are not carried)."""
 
@@ -228,6 +240,7 @@ class Loaded(Message, frozen=True, kw_only=True, tag="loaded"):
     load_s: float
     inputs: tuple[TensorInfo, ...] = ()
     outputs: tuple[TensorInfo, ...] = ()
+    draft_failure: str = ""  # why the model runs without the draft model that was asked for
 
 
 class Done(Message, frozen=True, kw_only=True, tag="done"):
@@ -324,10 +337,37 @@ class Vectors(Message, frozen=True, kw_only=True, tag="vectors"):
     run_s: float
 
 
+class Ranked(Message, frozen=True, kw_only=True, tag="ranked"):
+    """Which documents come first, and their cosines, best first."""
+
+    request_id: int
+    indices: list[int]
+    scores: list[float]
+    run_s: float
+
+
 class TensorsOut(Message, frozen=True, kw_only=True, tag="tensors_out"):
     request_id: int
     outputs: list[Tensor]
     run_s: float
+
+
+class PoolUse(msgspec.Struct, frozen=True, kw_only=True):
+    """Heap that encoder runs leave behind for the next one. `held_bytes`: now; `needed_bytes`: what the next runs
+    are expected to need; `peak_bytes` and `mean_bytes`: over all runs so far; `trims`: how often memory was given
+    back."""
+
+    held_bytes: int = 0
+    needed_bytes: int = 0
+    peak_bytes: int = 0
+    mean_bytes: int = 0
+    runs: int = 0
+    trims: int = 0
+
+    @property
+    def peak_to_mean(self) -> float:
+        """1 for steady runs; high where a few large ones set the memory."""
+        return self.peak_bytes / self.mean_bytes if self.mean_bytes else 1.0
 
 
 class Stats(Message, frozen=True, kw_only=True, tag="stats"):
@@ -337,6 +377,7 @@ class Stats(Message, frozen=True, kw_only=True, tag="stats"):
     open_requests: int
     steps: int
     models: tuple[str, ...]
+    run_pool: PoolUse = PoolUse()
 
 
 class Drained(Message, frozen=True, kw_only=True, tag="drained"):
@@ -351,6 +392,7 @@ class Heartbeat(Message, frozen=True, kw_only=True, tag="heartbeat"):
     open_requests: int
     busy_s: float
     rss_bytes: int
+    run_pool: PoolUse = PoolUse()
 
 
 ToEngine = (
@@ -361,6 +403,7 @@ ToEngine = (
     | UnloadAdapter
     | Generate
     | Embed
+    | EmbedAndRank
     | InferTensors
     | CancelRequest
     | Measure
@@ -379,6 +422,7 @@ ToService = (
     | Steps
     | Measured
     | Vectors
+    | Ranked
     | TensorsOut
     | Stats
     | Drained

@@ -1,8 +1,9 @@
 """The engine's open work, and the order in which it is done.
 
 A turn is a sequence of graph runs in which everything open gets its share: one decode step of each model's batch,
-one piece of a prompt, one run of an encoder or of plain tensors. Running answers wait no longer than
-`max_inter_token_ms` for their next token, as far as that is in the choice of the prompt's piece.
+verifications of what its members drafted, one piece of a prompt, one run of an encoder or of plain tensors. Running
+answers wait no longer than `max_inter_token_ms` for their next token, as far as that is in the choice of the prompt's
+piece and of drafts.
 """
 
 from __future__ import annotations
@@ -35,6 +36,7 @@ class Work:
         self._jobs: deque[RunJob] = deque()
         self._clock = clock
         self._entered = 0  # prompts of several models take turns
+        self._verified_s = 0.0  # time of this turn that went into verifications
 
     def __len__(self) -> int:
         return len(self._jobs) + sum(1 for _ in self._generations())
@@ -65,10 +67,14 @@ class Work:
 
     def turn(self) -> Iterator[Run]:
         """The runs of one turn, each made up only when the one before it is done: events may change what is open."""
+        self._verified_s = 0.0
         for name in list(self._models):
             batch = self._batches().get(name)
             if batch is not None and batch.decoding:
+                batch.begin_turn()
                 yield partial(self._decode, name, batch)
+                while batch.drafting and name in self._models:
+                    yield partial(self._verify, name, batch)
         entering = [(name, batch) for name, batch in self._batches().items() if batch.entering]
         if entering:
             self._entered += 1
@@ -77,7 +83,18 @@ class Work:
             yield self._advance
 
     def _decode(self, name: str, batch: RunningBatch) -> Results:
+        if batch.decoding == 1 and (verified := self._verify(name, batch)):
+            return verified  # it gives the token of a plain step as well
         ran, outcomes = batch.decode_step()
+        return self._results(name, ran, outcomes)
+
+    def _verify(self, name: str, batch: RunningBatch) -> Results:
+        """Verify the next draft; nothing when there is none."""
+        step = batch.verify_step(self._limit_s() if batch.decoding > 1 else None)
+        if step is None:
+            return []
+        ran, outcomes = step
+        self._verified_s += ran.run_s
         return self._results(name, ran, outcomes)
 
     def _prefill(self, name: str, batch: RunningBatch) -> Results:
@@ -89,12 +106,13 @@ class Work:
         return [(member.request_id, result) for member, result in outcomes]
 
     def _limit_s(self) -> float | None:
-        """How long a piece of a prompt may take; None while no answer waits for its next token."""
+        """How long another run of this turn may take; None while no answer waits for its next token."""
         waiting = [(name, batch) for name, batch in self._batches().items() if batch.decoding]
         if not waiting:
             return None
         limit_s = min(self._models[name].max_inter_token_s for name, _ in waiting)
-        return max(0.0, limit_s - sum(batch.costs.decode_s(batch.decoding) for _, batch in waiting))
+        steps_s = sum(batch.costs.decode_s(batch.decoding) for _, batch in waiting)
+        return max(0.0, limit_s - steps_s - self._verified_s)
 
     def _batches(self) -> dict[str, RunningBatch]:
         return {name: model.batch for name, model in self._models.items() if model.batch is not None}

@@ -9,6 +9,7 @@ from collections.abc import Callable
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
 
+from magnitude.engine.protocol import PoolUse
 from magnitude.feedback.schedule_metrics import ScheduleCollector
 from magnitude.schedule.figures import ScheduleFigures
 
@@ -111,6 +112,12 @@ class Metrics:
             registry=on,
         )
         self.kv_bytes = Gauge("magnitude_kv_bytes", "Memory that KV slots really hold.", registry=on)
+        self.run_pool_bytes = Gauge(
+            "magnitude_run_pool_bytes",
+            "Heap that encoder runs leave behind: held now, and the peak and mean over all runs.",
+            ["figure"],
+            registry=on,
+        )
         self.resident_bytes = Gauge(
             "magnitude_resident_bytes", "Resident memory by process.", ["process"], registry=on
         )
@@ -140,11 +147,15 @@ class Metrics:
         service_rss_bytes: Callable[[], float],
         engine_rss_bytes: Callable[[], float],
         kv_bytes: Callable[[], float],
+        run_pool: Callable[[], PoolUse] = PoolUse,
     ) -> None:
         """Ask these when the numbers are read, so that nothing has to run in between."""
         self.resident_bytes.labels("service").set_function(service_rss_bytes)
         self.resident_bytes.labels("engine").set_function(engine_rss_bytes)
         self.kv_bytes.set_function(kv_bytes)
+        self.run_pool_bytes.labels("held").set_function(lambda: run_pool().held_bytes)
+        self.run_pool_bytes.labels("peak").set_function(lambda: run_pool().peak_bytes)
+        self.run_pool_bytes.labels("mean").set_function(lambda: run_pool().mean_bytes)
 
     def watch_load(
         self,

@@ -23,6 +23,7 @@ from magnitude.intake.errors import error_response, from_http_exception
 from magnitude.intake.gate import Gate
 from magnitude.intake.kv import KeptKv
 from magnitude.intake.models import list_models, show_model
+from magnitude.intake.pipeline import pipeline
 from magnitude.intake.rerank import rerank
 from magnitude.intake.reserve import Reserve
 from magnitude.schedule.inference import Inference
@@ -41,6 +42,7 @@ ROUTES = [
     Route("/version", health.version, methods=["GET"]),
     Route("/metrics", health.metrics, methods=["GET"]),
     Route("/v1/magnitude/state", health.state, methods=["GET"]),
+    Route("/v1/magnitude/pipeline", pipeline, methods=["POST"]),
     Route("/v1/magnitude/reserve", Reserve),
     Route("/openapi.json", health.openapi, methods=["GET"]),
     Route("/v2", open_inference.server_metadata, methods=["GET"]),

@@ -36,10 +36,11 @@ async def chat_completions(request: Request) -> ASGIApp:
     """Answer a chat, whole or as a stream."""
     context = context_of(request)
     chat = parse_chat(await read_json(request, context.settings.server), context.settings)
-    return await while_connected(request.receive, _answer(request, context, chat))
+    return await while_connected(request.receive, answer_chat(request, context, chat))
 
 
-async def _answer(request: Request, context: Context, chat: ChatRequest) -> ASGIApp:
+async def answer_chat(request: Request, context: Context, chat: ChatRequest) -> ASGIApp:
+    """The answer to a checked request: a whole one, or a stream that runs when it is called."""
     terms = terms_of(request, task=_kind_of(chat))
     model = context.model_of_kind(chat.model, "decoder", "chat")
     text = await context.text_of(model)
@@ -67,7 +68,7 @@ async def _answer(request: Request, context: Context, chat: ChatRequest) -> ASGI
         await reader.ready(HEADERS_WAIT_S)
         stream = AnswerStream(
             reader,
-            opening=[shape.chunk({"role": "assistant", "content": ""})],
+            opening=[{**shape.chunk({"role": "assistant", "content": ""}), **chat.extension}],
             chunks=shape.chunks,
             headers={**seed_header(chat.sampling.sampler), **queue_header(reader.waited_s)},
         )

@@ -10,15 +10,14 @@ from starlette.responses import Response
 from magnitude.errors import ModelNotFound
 from magnitude.intake.context import Context, context_of
 from magnitude.intake.replies import json_reply
-from magnitude.models.adapters import AdapterDescription
+from magnitude.models.adapters import split_name
 from magnitude.models.description import ModelDescription
 
 
 async def list_models(request: Request) -> Response:
-    """All models that requests may name, the default chat model first, then their adapters."""
+    """All models that requests may name, the default chat model first."""
     context = context_of(request)
     data = [_entry(context, model) for model in context.inference.models()]
-    data += [_entry(context, context.inference.model(own.base), own) for own in context.inference.adapters()]
     return json_reply({"object": "list", "data": data})
 
 
@@ -28,10 +27,10 @@ async def show_model(request: Request) -> Response:
     name: str = request.path_params["model"]
     if not name:
         raise ModelNotFound("No model is named", hint="Leave the last slash out to list all models.", param="model")
-    return json_reply(_entry(context, context.inference.model(name), context.inference.adapter(name)))
+    return json_reply(_entry(context, context.inference.model(name)))
 
 
-def _entry(context: Context, model: ModelDescription, adapter: AdapterDescription | None = None) -> dict[str, Any]:
+def _entry(context: Context, model: ModelDescription) -> dict[str, Any]:
     entry: dict[str, Any] = {
         "id": model.name,
         "object": "model",
@@ -41,12 +40,12 @@ def _entry(context: Context, model: ModelDescription, adapter: AdapterDescriptio
         "family": model.family,
         "licence": model.licence,
     }
+    base, adapter = split_name(model.name)
+    if adapter:
+        entry["parent"] = base
     if model.kind == "decoder":
         entry["context_length"] = context.inference.context_length(model.name)
     elif model.encoder is not None:
         entry["context_length"] = model.encoder.max_tokens
         entry["width"] = model.encoder.width
-    if adapter is not None:
-        entry |= {"id": adapter.full_name, "parent": adapter.base, "rank": adapter.rank, "licence": adapter.licence}
-        entry["created"] = adapter.created_s
     return entry

@@ -41,6 +41,14 @@ def openapi_document() -> dict[str, Any]:
         "top_n": {"type": "integer", "minimum": 1},
         "return_documents": {"type": "boolean"},
     }
+    pipeline = {
+        "query": _TEXT,
+        "documents": _list({"type": ["string", "object"]}, at_least=1),
+        "embedding_model": _TEXT,
+        "rerank_model": {"type": ["string", "boolean"]},
+        "top_k": {"type": "integer", "minimum": 1},
+        "generate": {"type": "object", "properties": chat},
+    }
     reserve = {
         "model": _TEXT,
         "requests": {"type": "integer", "minimum": 1, "maximum": MAX_REQUESTS},
@@ -70,6 +78,9 @@ def openapi_document() -> dict[str, Any]:
             "/version": _get("Name and version"),
             "/metrics": _get("Numbers for Prometheus"),
             "/v1/magnitude/state": _get("What runs, how, and with which figures"),
+            "/v1/magnitude/pipeline": _post(
+                "Choose documents and answer from them", pipeline, ["query", "documents"], headers=_ALL_TERMS
+            ),
             "/v1/magnitude/reserve": {
                 **_post(
                     "Keep room for requests that are coming",

@@ -152,7 +152,7 @@ def usable_adapters(model: ModelDescription) -> tuple[AdapterDescription, ...]:
 
 
 def with_adapters(model: ModelDescription) -> tuple[ModelDescription, tuple[AdapterDescription, ...]]:
-    """The model as it is to be served, its `weight_bytes` with its adapters', and these.
+    """The model as it is to be served, and its adapters.
 
     With any adapter, everything runs through the LoRA graph, the base included: a second session over the plain
     graph would hold the packed weights a second time. Without one the plain graph serves.
@@ -160,8 +160,7 @@ def with_adapters(model: ModelDescription) -> tuple[ModelDescription, tuple[Adap
     adapters = usable_adapters(model)
     if not adapters or model.lora_graph_file is None:
         return model, ()
-    held_bytes = model.weight_bytes + sum(adapter.size_bytes for adapter in adapters)
-    return msgspec.structs.replace(model, graph_file=model.lora_graph_file, weight_bytes=held_bytes), adapters
+    return msgspec.structs.replace(model, graph_file=model.lora_graph_file), adapters
 
 
 def open_adapter(folder: Path, model: ModelDescription) -> AdapterDescription:

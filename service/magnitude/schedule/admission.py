@@ -41,7 +41,7 @@ from magnitude.schedule.events import (
 from magnitude.schedule.fair_share import work_tokens
 from magnitude.schedule.pool import OVERDUE, Pool, PoolFigures, Request
 from magnitude.schedule.rates import LEAST_NEW_TOKENS
-from magnitude.schedule.reservations import CLASS
+from magnitude.schedule.reservations import CLASS, Hold
 
 # Encoder and tensor runs that the engine holds at once: one that runs and one that is ready to follow, so that
 # the engine never waits for the service between two of them.
@@ -71,6 +71,7 @@ class Admission:
         self._runs.slots = RUN_PLACES
         self._pools: dict[str, Pool] = {}
         self._requests: dict[int, Request] = {}
+        self._dated: dict[int, Request] = {}  # those with a deadline
         self._default_model = ""
         self._arrivals = 0
         self._up = False
@@ -94,10 +95,19 @@ class Admission:
         now_s = max(now_s, self._now_s)
         return tuple(pool.figures(now_s) for pool in self._all())
 
+    def hold(self, client: str, model: str, now_s: float) -> Hold:
+        """What is held for the client at `now_s`, none where it has `requests` 0; with the reason why its newest
+        announcement did not get all. `model` "": the default one."""
+        pool = self._pools.get(model or self._default_model)
+        now_s = max(now_s, self._now_s)
+        if pool is None:
+            return Hold(client=client, requests=0, priority="normal", until_s=now_s, reason="the model is not loaded")
+        return pool.reservations.of(client, now_s)
+
     def next_wake_s(self, now_s: float) -> float | None:
         """When a `Tick` is due at the latest, unless another event comes before; None: nothing waits for time."""
         now_s = max(now_s, self._now_s)
-        due_s = min((self._due_s(request) for request in self._requests.values()), default=math.inf)
+        due_s = min((self._due_s(request) for request in self._dated.values()), default=math.inf)
         for pool in self._all():
             if not pool.waiting or not self._up:
                 continue
@@ -131,34 +141,28 @@ class Admission:
                 self._pool(model).slots = max(0, slots)
             case Reserve():
                 self._reserve(event, now_s)
-            case PlacesChanged() | Tick():
+            case PlacesChanged():
+                for pool in self._all():
+                    pool.places_changed()
+            case Tick():
                 pass
         # After the event: what just ended was in time, however late the news of it.
         effects += self._expire(now_s)
         effects += self._start(now_s)
         # Only what could not start at once counts against the queue.
-        if newcomer is not None and newcomer in self._queue() and len(self._queue()) > self._max_queue:
+        queue = self._queue() if newcomer is not None and not newcomer.begun else []
+        if newcomer in queue and len(queue) > self._max_queue:
             effects.append(self._reject(self._least_wanted(newcomer, now_s), now_s))
         return effects
 
     # --- events ---
 
     def _submit(self, event: Submit, now_s: float) -> Request:
-        pool = self._pool_of(event)
-        known = pool.segments.knows(event.client, event.conversation)
-        request = Request(
-            submit=event,
-            order=self._arrivals,
-            continuing=event.continuing or known,
-            arrived_s=now_s,
-            since_s=now_s,
-            age_from_s=now_s,
-        )
+        request = self._pool_of(event).arrived(event, self._arrivals, now_s)
         self._arrivals += 1
         self._requests[event.request_id] = request
-        pool.waiting.append(request)
-        pool.shares.enter(event.client)
-        pool.segments.arrived(event.client, event.conversation, event.task, now_s)
+        if event.deadline is not None:
+            self._dated[event.request_id] = request
         return request
 
     def _withdraw(self, request_id: int, now_s: float) -> list[Effect]:
@@ -232,7 +236,7 @@ class Admission:
 
     def _expire(self, now_s: float) -> list[Effect]:
         effects: list[Effect] = []
-        for request in [r for r in self._requests.values() if self._due_s(r) <= now_s]:
+        for request in [r for r in self._dated.values() if self._due_s(r) <= now_s]:
             request_id = request.submit.request_id
             hard = request.hard_due_s <= now_s
             effects.append(Expire(request_id, request.running, hard))
@@ -318,7 +322,8 @@ class Admission:
         return [Pause(request.submit.request_id) for request in chosen]
 
     def _pauses_wanted(self, pool: Pool, now_s: float) -> int:
-        """Interactive requests that freed compute slots would start, beyond the slots that come free anyway."""
+        """How many generations must let go for the interactive requests that freed compute slots would start, beyond
+        those whose slots come free anyway."""
         if pool.free > 0:
             return 0
         in_need = sum(
@@ -328,7 +333,9 @@ class Admission:
             and not self._held_against(pool, request, now_s)
             for request in pool.waiting
         )
-        return max(0, in_need - sum(request.leaving for request in pool.running.values()))
+        if not (startable := min(in_need, pool.slots)):
+            return 0
+        return max(0, startable - pool.free - sum(request.leaving for request in pool.running.values()))
 
     def _held_against(self, pool: Pool, request: Request, now_s: float) -> int:
         rank = pool.rank(request, now_s)
@@ -364,11 +371,14 @@ class Admission:
         """The one way out, for every request and from every state."""
         submit = request.submit
         pool = self._pool_of(submit)
+        if request.begun:
+            pool.places_changed()
         if request.running:
             pool.stopped(request, now_s)
         elif request in pool.waiting:
             pool.waiting.remove(request)
         del self._requests[submit.request_id]
+        self._dated.pop(submit.request_id, None)
         pool.shares.leave(submit.client)
         pool.segments.left(submit.client, submit.conversation, now_s, answered=answered)
 

@@ -25,6 +25,9 @@ log = logging.getLogger("magnitude.schedule")
 
 # How often idle conversations are looked at. `kv.save_after_s` is minutes; the look itself takes microseconds.
 LOOK_EVERY_S = 5.0
+# At a stop nothing new is begun after so long: on a card that writes 20 MB/s that is four conversations of 1,000
+# tokens (SmolLM2-135M, float), and systemd waits 90 s in all.
+STOP_SAVE_S = 10.0
 
 
 class Conversations:
@@ -45,8 +48,7 @@ class Conversations:
         self._files = files
         self._changed = changed
         self._clock = clock
-        written_bytes = files.written_bytes(HOUR_S) if files is not None else 0
-        self._policy = SavePolicy(settings, clock(), written_bytes=written_bytes)
+        self._policy = SavePolicy(settings, clock())
         self._saved: dict[str, SavedSlot] = {}
         self._unsaved: set[tuple[str, int]] = set()  # slots whose request asked never to be written to disk
         self._tasks: set[asyncio.Task[None]] = set()
@@ -57,14 +59,14 @@ class Conversations:
         """How much of the prompt would be found now, and whose conversation it continues."""
         if plan.table is None or not task.keep_kv:
             return Known(0, "")
-        return plan.table.peek(plan.scope(task.client, plan.adapter_hash(task.adapter)), task.prompt)
+        return plan.table.peek(plan.scope(task.client, task.adapter), task.prompt)
 
     def place(self, plan: ModelPlan, request_id: int, task: GenerationTask) -> Placement | None:
         """A slot for the request, or None: none is free now."""
         assert plan.table is not None, "only decoders have slots"
         wanted = Wanted(
             request_id=request_id,
-            scope=plan.scope(task.client, plan.adapter_hash(task.adapter)),
+            scope=plan.scope(task.client, task.adapter),
             ids=task.prompt,
             max_new_tokens=task.max_new_tokens,
             keep=task.keep_kv,
@@ -107,14 +109,14 @@ class Conversations:
         if plan.table is not None:
             plan.table.progressed(request_id, valid_tokens)
 
-    def finished(self, plan: ModelPlan, request_id: int, slot: int, ids: list[int], adapter: str) -> None:
+    def finished(self, plan: ModelPlan, request_id: int, slot: int, task: GenerationTask, ids: list[int]) -> None:
         """The request is over. `ids` are those of its prompt and answer; empty: what the slot holds is of no use.
 
         What the slot holds is read from its header, which the engine wrote: it counts also when the engine is gone.
         """
         assert plan.table is not None and plan.kv is not None
-        header_hash = plan.scope("", plan.adapter_hash(adapter)).header_hash
-        held = plan.kv.held_tokens(slot, header_hash, ids) if ids else 0
+        scope = plan.scope(task.client, task.adapter)
+        held = plan.kv.held_tokens(slot, scope.model_hash, ids) if ids else 0
         plan.table.finished(request_id, ids[:held], self._clock())
         self._clean(plan)
 
@@ -197,6 +199,8 @@ class Conversations:
         if self._files is None:
             return
         found = await asyncio.to_thread(self._files.scan)
+        written_bytes = self._files.written_bytes(HOUR_S)
+        self._policy = SavePolicy(self._settings, self._clock(), written_bytes=written_bytes)
         if not self._settings.save:
             # Nothing would ever read them again, and who switches saving off does not expect them to stay.
             await asyncio.to_thread(self._files.delete_all, None)
@@ -229,9 +233,7 @@ class Conversations:
                 if (name, idle.slot) in self._unsaved:
                     continue
                 if idle.saved_id is not None:  # this very sequence is on disk already
-                    plan.table.begin_save(idle.slot)
-                    plan.table.save_done(idle.slot, idle.saved_id, free=True)
-                    self._clean(plan)
+                    self._free(plan, idle.slot, idle.saved_id)
                     continue
                 slots[name, idle.slot] = idle
                 cover = covering(idle.scope, idle.ids, saved)
@@ -259,13 +261,26 @@ class Conversations:
         todo = self._policy.decide(candidates, copies, self._clock(), at_stop=at_stop)
         await self._delete(todo.delete)
         for candidate in todo.free:
-            table = self._plans[candidate.model].table
-            if table is not None and candidate.covered_by in self._saved:
-                table.begin_save(candidate.slot)
-                table.save_done(candidate.slot, candidate.covered_by, free=True)
-                self._clean(self._plans[candidate.model])
+            if candidate.covered_by in self._saved:
+                self._free(self._plans[candidate.model], candidate.slot, candidate.covered_by)
+        until_s = self._clock() + STOP_SAVE_S
         for candidate in todo.save:
+            if at_stop and self._clock() > until_s:
+                log.warning(
+                    "the rest is not saved", extra={"fields": {"reason": "the storage is too slow for a stop"}}
+                )
+                break
             await self._save(self._plans[candidate.model], slots[candidate.model, candidate.slot])
+
+    def _free(self, plan: ModelPlan, slot: int, saved_id: str) -> None:
+        """Give back the memory of a conversation that is on disk, near enough."""
+        assert plan.table is not None
+        try:
+            plan.table.begin_save(slot)
+        except ValueError:
+            return  # somebody has taken it meanwhile
+        plan.table.save_done(slot, saved_id, free=True)
+        self._clean(plan)
 
     async def _save(self, plan: ModelPlan, idle: IdleSlot) -> None:
         assert plan.table is not None and plan.kv is not None and self._files is not None
@@ -280,7 +295,11 @@ class Conversations:
             )
             self._saved[saved.saved_id] = saved
         except MagnitudeError as error:
-            log.warning("a conversation was not saved", extra={"fields": {"reason": str(error)}})
+            # When it is the storage, that was said once already; asking it again at once only wears it out.
+            level = logging.DEBUG if self._files.off else logging.WARNING
+            log.log(level, "a conversation was not saved", extra={"fields": {"reason": str(error)}})
+            if self._files.off:
+                self._policy.refused(self._clock())
         finally:
             if saved is None:
                 superseded = plan.table.save_done(idle.slot, None, free=False)

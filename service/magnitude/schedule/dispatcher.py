@@ -19,17 +19,13 @@ from magnitude.config.schedule import ScheduleSettings
 from magnitude.engine.client import EngineLink
 from magnitude.engine.protocol import (
     CancelRequest,
-    Embed,
     Failed,
     Finished,
-    InferTensors,
     Message,
     PrefillProgress,
     Tensor,
     TensorInfo,
-    TensorsOut,
     ToService,
-    Vectors,
 )
 from magnitude.errors import (
     DeadlineExceeded,
@@ -42,7 +38,6 @@ from magnitude.errors import (
     RequestError,
 )
 from magnitude.feedback.records import Feedback, TaskRecord
-from magnitude.models.adapters import AdapterDescription, split_name
 from magnitude.models.description import ModelDescription
 from magnitude.schedule.admission import Admission
 from magnitude.schedule.conversations import Conversations
@@ -72,15 +67,17 @@ from magnitude.schedule.inference import (
     GenerationTask,
     KeptConversation,
     Priority,
+    RankedResult,
     Reservation,
     ServiceHealth,
     ServiceState,
     VectorsResult,
 )
 from magnitude.schedule.open_generation import OpenGeneration
-from magnitude.schedule.open_tasks import OpenRun, OpenTask, unexpected
+from magnitude.schedule.open_tasks import OpenRun, OpenTask
 from magnitude.schedule.plan import ModelPlan
 from magnitude.schedule.report import EngineView, health_of, state_of
+from magnitude.schedule.runs import Runs
 from magnitude.schedule.served_models import ServedModels
 from magnitude.schedule.slot_files import SlotFiles
 from magnitude.schedule.slot_terms import Placement
@@ -102,7 +99,6 @@ class Dispatcher:
         schedule: ScheduleSettings | None = None,
         kv: KvSettings | None = None,
         files: SlotFiles | None = None,
-        max_draft: int = 0,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         schedule = schedule or ScheduleSettings()
@@ -114,12 +110,22 @@ class Dispatcher:
             changed=self._places_changed,
             clock=clock,
         )
+        self._runs = Runs(
+            self.models_served,
+            submit=self._submit,
+            close=self._closed,
+            withdraw=self._withdraw,
+            next_id=self.next_id,
+            busy=self._generates,
+            settings=schedule,
+            max_queue=max_queue,
+            clock=clock,
+        )
         self._admission = Admission(
             max_queue=max_queue, places=self, aging_s=schedule.aging_s, utilisation=schedule.utilisation
         )
         self._feedback = feedback
         self._engine = engine
-        self._max_draft = max_draft
         self._clock = clock
         self._started_s = clock()
         self._open: dict[int, OpenTask] = {}
@@ -156,6 +162,7 @@ class Dispatcher:
 
     async def close(self) -> None:
         """Keep what can be kept and give all KV memory back, once the engine is gone."""
+        await self._runs.gate.close()
         if self._timer is not None:
             self._timer.cancel()
         if self._restoring:
@@ -179,17 +186,10 @@ class Dispatcher:
     # --- Inference ---
 
     def models(self) -> Sequence[ModelDescription]:
-        return [plan.description for plan in self.models_served.all()]
+        return self.models_served.descriptions()
 
     def model(self, name: str) -> ModelDescription:
-        description, adapter = self.plan(name).description, self.adapter(name)
-        return msgspec.structs.replace(description, name=adapter.full_name) if adapter else description
-
-    def adapters(self) -> Sequence[AdapterDescription]:
-        return [adapter for plan in self.models_served.all() for adapter in plan.adapters]
-
-    def adapter(self, name: str) -> AdapterDescription | None:
-        return self.models_served.adapter(name)
+        return self.models_served.described(name)
 
     def plan(self, name: str) -> ModelPlan:
         return self.models_served.plan(name)
@@ -214,14 +214,14 @@ class Dispatcher:
 
     async def generate(self, task: GenerationTask) -> OpenGeneration:
         plan = self.models_served.usable(task.model, ("decoder",), "generate text")
-        named = self.models_served.adapter(task.model)
-        task = msgspec.structs.replace(task, model=plan.description.name, adapter=named.name if named else "")
+        adapter = self.models_served.resolve(task.model)[1]
+        task = msgspec.structs.replace(task, model=plan.description.name, adapter=adapter)
         known = self.conversations.known(plan, task)
         generation = OpenGeneration(
             self.next_id(),
             task,
             prefill_chunk=plan.strategy.prefill_chunk,
-            max_draft=self._max_draft,
+            max_draft=plan.strategy.max_draft,
             close=self._closed,
             withdraw=self._withdraw,
         )
@@ -253,27 +253,23 @@ class Dispatcher:
         deadline: Deadline | None = None,
         client: str = "",
     ) -> VectorsResult:
-        plan = self.models_served.usable(model, ("embedder", "reranker"), "encode text")
-        request_id = self.next_id()
-        message = Embed(request_id=request_id, model=plan.description.name, inputs=inputs, token_types=token_types)
-        tokens = sum(map(len, inputs))
-        submit = Submit(
-            request_id,
-            "run",
-            plan.description.name,
-            client=client,
-            priority=priority,
-            deadline=deadline,
-            task="embed",
-            tokens=tokens,
+        return await self._runs.embed(model, inputs, token_types, priority=priority, deadline=deadline, client=client)
+
+    async def embed_and_rank(
+        self,
+        model: str,
+        query: list[int],
+        documents: list[list[int]],
+        top_k: int,
+        *,
+        request_key: str,
+        priority: Priority = "normal",
+        deadline: Deadline | None = None,
+        client: str = "",
+    ) -> RankedResult:
+        return await self._runs.embed_and_rank(
+            model, query, documents, top_k, priority=priority, deadline=deadline, client=client
         )
-        run = self._run(submit, message, kind="embed", tokens=tokens)
-        answer = await run.answer()
-        if not isinstance(answer, Vectors):
-            raise unexpected(answer)
-        row_bytes = 4 * answer.width
-        rows = [answer.data[start : start + row_bytes] for start in range(0, len(answer.data), row_bytes)]
-        return VectorsResult(width=answer.width, rows=rows, queue_s=run.queue_s, run_s=answer.run_s)
 
     async def infer(
         self,
@@ -286,22 +282,7 @@ class Dispatcher:
         deadline: Deadline | None = None,
         client: str = "",
     ) -> list[Tensor]:
-        plan = self.models_served.usable(model, ("tensors", "embedder", "reranker"), "take plain tensors")
-        request_id = self.next_id()
-        message = InferTensors(request_id=request_id, model=plan.description.name, inputs=inputs, outputs=outputs)
-        submit = Submit(
-            request_id,
-            "run",
-            plan.description.name,
-            client=client,
-            priority=priority,
-            deadline=deadline,
-            task="infer",
-        )
-        answer = await self._run(submit, message, kind="infer", tokens=0).answer()
-        if not isinstance(answer, TensorsOut):
-            raise unexpected(answer)
-        return answer.outputs
+        return await self._runs.infer(model, inputs, outputs, priority=priority, deadline=deadline, client=client)
 
     def reserve(
         self, client: str, model: str, requests: int, hold_s: float, *, priority: Priority = "normal"
@@ -309,18 +290,12 @@ class Dispatcher:
         plan = self.models_served.usable(model, ("decoder",), "generate text")
         name = plan.description.name
         self._decide(Reserve(client, requests, hold_s, model=name, priority=priority))
-        granted = self._reserved(client, name)
-        return Reservation(
-            client=client,
-            model=name,
-            granted=granted,
-            until_s=self._clock() + hold_s,
-            reason="" if granted >= requests else "one compute slot stays open to everybody",
-        )
+        held = self._admission.hold(client, name, self._clock())
+        return Reservation(client=client, model=name, granted=held.requests, until_s=held.until_s, reason=held.reason)
 
     def release(self, client: str, model: str) -> int:
         name = self.plan(model).description.name
-        held = self._reserved(client, name)
+        held = self._admission.hold(client, name, self._clock()).requests
         self._decide(Reserve(client, 0, 0.0, model=name))
         return held
 
@@ -328,8 +303,6 @@ class Dispatcher:
         return self.conversations.kept(client)
 
     async def forget(self, client: str | None, model: str | None = None) -> int:
-        if model is not None and model not in self.models_served.by_name:
-            model, _ = split_name(model)  # an adapter's conversations are kept with its base's
         return await self.conversations.forget(client, model)
 
     def health(self) -> ServiceHealth:
@@ -391,14 +364,11 @@ class Dispatcher:
 
     # --- inside ---
 
+    def _generates(self) -> bool:
+        return any(isinstance(task, OpenGeneration) and task.has_started for task in self._open.values())
+
     def _places_changed(self) -> None:
         self._decide(PlacesChanged())
-
-    def _reserved(self, client: str, model: str) -> int:
-        for pool in self._admission.figures(self._clock()):
-            if pool.name == model:
-                return sum(held.requests for held in pool.reservations if held.client == client)
-        return 0
 
     def _refuse_open(self) -> None:
         """Fail every open request whose model cannot serve."""
@@ -407,19 +377,6 @@ class Dispatcher:
             if refusal is not None:
                 task.fail(refusal)
                 task.withdraw()
-
-    def _run(self, submit: Submit, message: Message, *, kind: str, tokens: int) -> OpenRun:
-        run = OpenRun(
-            submit.request_id,
-            submit.model,
-            message,
-            kind=kind,
-            tokens=tokens,
-            close=self._closed,
-            withdraw=self._withdraw,
-        )
-        self._submit(run, submit)
-        return run
 
     def _submit(self, task: OpenTask, submit: Submit) -> None:
         self._open[task.request_id] = task
@@ -465,7 +422,7 @@ class Dispatcher:
                 return  # its slot is being written; whoever does that gives it back
             plan = self.models_served.by_name[task.model]
             ids = [] if task.spent.slid_tokens else [*task.task.prompt, *task.emitted]
-            self.conversations.finished(plan, task.request_id, task.placement.slot, ids, task.task.adapter)
+            self.conversations.finished(plan, task.request_id, task.placement.slot, task.task, ids)
 
     # --- effects ---
 
@@ -545,8 +502,7 @@ class Dispatcher:
         restored = await self.conversations.restore(plan, task.placement)
         task.restoring = False
         if self._open.get(task.request_id) is not task:  # it was lost with its engine in the meantime
-            own = task.task
-            self.conversations.finished(plan, task.request_id, task.placement.slot, own.prompt, own.adapter)
+            self.conversations.finished(plan, task.request_id, task.placement.slot, task.task, task.task.prompt)
             return
         if task.over:
             self._ended(task)  # its client is gone, and the engine has never heard of it

@@ -90,8 +90,9 @@ class SetComputeSlots(msgspec.Struct, frozen=True):
 
 
 class Reserve(msgspec.Struct, frozen=True):
-    """A client announces `requests` generations within `hold_s`. Its newest announcement for a model replaces the
-    one before; 0 requests take it back. `model` "": the default one. `priority`: the class they will have."""
+    """A client announces `requests` generations within `hold_s`; `Admission.hold` says what is held then. Its newest
+    announcement for a model replaces the one before; 0 requests take it back. `model` "": the default one.
+    `priority`: the class that they will have."""
 
     client: str
     requests: int
@@ -101,7 +102,7 @@ class Reserve(msgspec.Struct, frozen=True):
 
 
 class PlacesChanged(msgspec.Struct, frozen=True):
-    """KV slots or memory came free."""
+    """KV slots or memory came free, other than by a request that ended."""
 
 
 class Tick(msgspec.Struct, frozen=True):
@@ -150,7 +151,8 @@ class Pause(msgspec.Struct, frozen=True):
 
 
 class Dropped(msgspec.Struct, frozen=True):
-    """A withdrawn request left without the engine's doing. One that was paused gives its place back now."""
+    """A request that was withdrawn, or ended by its deadline, left without the engine's doing. One that was paused
+    gives its place back now."""
 
     request_id: int
 

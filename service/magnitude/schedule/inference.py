@@ -20,7 +20,6 @@ from magnitude.engine.protocol import (
     TokenLogprob,
 )
 from magnitude.feedback.records import TaskFigures
-from magnitude.models.adapters import AdapterDescription
 from magnitude.models.description import ModelDescription
 from magnitude.schedule.figures import ScheduleFigures
 
@@ -53,7 +52,7 @@ class GenerationTask(msgspec.Struct, frozen=True, kw_only=True):
     task: str = "chat"  # kind of task, for measured compute and wait times
     conversation: str = ""  # the client's own name for a conversation; "": told by its prefix
     expect: int = 0  # further requests that the client announces to follow this one
-    adapter: str = ""  # set from the model's name
+    adapter: str = ""
     overflow: Overflow = "stop"
     keep_kv: bool = True  # False: nothing of this request is cached or saved
     save_kv: bool = True  # False: what is cached of it never goes to the disk
@@ -107,6 +106,15 @@ class VectorsResult(msgspec.Struct, frozen=True, kw_only=True):
     queue_s: float
     run_s: float
     batch: float = 0.0
+
+
+class RankedResult(msgspec.Struct, frozen=True, kw_only=True):
+    """Documents that come first, and the cosines of their vectors to the query's, best first."""
+
+    indices: list[int]
+    scores: list[float]
+    queue_s: float
+    run_s: float
 
 
 class Reservation(msgspec.Struct, frozen=True, kw_only=True):
@@ -181,18 +189,7 @@ class Inference(Protocol):
         ...
 
     def model(self, name: str) -> ModelDescription:
-        """The model of that name or alias; "" or "default" is the default chat model. Raises `ModelNotFound`.
-
-        With an adapter (`MODEL:ADAPTER`) it is its base's description under the adapter's full name.
-        """
-        ...
-
-    def adapters(self) -> Sequence[AdapterDescription]:
-        """Adapters that requests may name, as `MODEL:ADAPTER`."""
-        ...
-
-    def adapter(self, name: str) -> AdapterDescription | None:
-        """The adapter that the name means, None for a model alone. Raises `ModelNotFound`."""
+        """The model of that name or alias; "" or "default" is the default chat model. Raises `ModelNotFound`."""
         ...
 
     def context_length(self, name: str) -> int:
@@ -220,6 +217,22 @@ class Inference(Protocol):
     ) -> VectorsResult:
         """Run an embedder or reranker on token ids (special tokens included). Raises `DeadlineExceeded` at a hard
         deadline; a soft one only orders the queue, since there is nothing to cut."""
+        ...
+
+    async def embed_and_rank(
+        self,
+        model: str,
+        query: list[int],
+        documents: list[list[int]],
+        top_k: int,
+        *,
+        request_key: str,
+        priority: Priority = "normal",
+        deadline: Deadline | None = None,
+        client: str = "",
+    ) -> RankedResult:
+        """The `top_k` documents (token ids, special tokens included) whose vectors are nearest to the query's. The
+        vectors stay in the engine. Deadlines as with `embed`."""
         ...
 
     async def infer(

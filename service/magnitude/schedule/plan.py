@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import mmap
+from collections.abc import Sequence
+
 from magnitude.engine.kv_layout import KvLayout
 from magnitude.engine.protocol import TensorInfo
 from magnitude.errors import MagnitudeError
-from magnitude.models.adapters import AdapterDescription
-from magnitude.models.description import ModelDescription
+from magnitude.models.adapters import AdapterDescription, kv_hash
+from magnitude.models.description import KV_ITEM_BYTES, ModelDescription
 from magnitude.policy.strategy import Strategy
 from magnitude.schedule.kv_memory import KvMemory
 from magnitude.schedule.scope import Scope
@@ -14,8 +17,9 @@ from magnitude.schedule.slot_table import SlotTable
 
 
 class ModelPlan:
-    """`failure` says why the model cannot serve, `degraded` why it serves on its fallback graph ("" while it does
-    not); `signature` are its graph's inputs and outputs once it is loaded; `graph_file` is the one in use.
+    """`failure` says why the model cannot serve, `degraded` why it serves on its fallback graph or without its draft
+    model `draft` ("" while it does not); `signature` are its graph's inputs and outputs once it is loaded;
+    `graph_file` is the one in use.
 
     A decoder has KV memory, a table of what lies in its slots, and one slot beyond them (`scratch_slot`) for what
     runs before it serves. `compute_slots` generations run at once: the knee of its throughput, once that is measured.
@@ -26,13 +30,14 @@ class ModelPlan:
         description: ModelDescription,
         strategy: Strategy,
         *,
+        draft: ModelDescription | None = None,
+        adapters: Sequence[AdapterDescription] = (),
         share_prefixes: bool = False,
-        adapters: tuple[AdapterDescription, ...] = (),
     ) -> None:
         self.description = description
         self.strategy = strategy
-        self.adapters = adapters
-        self.adapter_failures: dict[str, str] = {}  # why adapters could not be loaded, by name
+        self.draft = draft
+        self.adapters = tuple(adapters)
         self.graph_file = description.graph_file
         self.failure: MagnitudeError | None = None
         self.degraded = ""
@@ -50,23 +55,22 @@ class ModelPlan:
                 bytes_per_token=token_bytes,
                 budget_bytes=strategy.kv_budget_bytes or strategy.slots * strategy.context_length * token_bytes,
                 share_prefixes=share_prefixes,
+                # A head's positions lie page by page.
+                granule_tokens=max(1, mmap.PAGESIZE // (layout.head_dim * KV_ITEM_BYTES[layout.kv_type])),
             )
 
     @property
     def scratch_slot(self) -> int:
         return self.strategy.slots
 
-    def adapter_hash(self, name: str) -> str:
-        """The hash of the adapter `name`; "" for the base alone. Raises `KeyError` for one that is not there."""
-        return {"": "", **{adapter.name: adapter.adapter_hash for adapter in self.adapters}}[name]
-
-    def scope(self, owner: str, adapter_hash: str) -> Scope:
+    def scope(self, owner: str, adapter: str) -> Scope:
         """What must be the same for KV of this model to be used again."""
+        hashes = {entry.name: entry.adapter_hash for entry in self.adapters}
         return Scope(
             model=self.description.name,
-            model_hash=self.description.model_hash,
+            model_hash=kv_hash(self.description.model_hash, hashes.get(adapter, "")),
             layout_id=self.kv.layout.layout_id if self.kv is not None else "",
             plan=self.graph_file,
-            adapter=adapter_hash,
+            adapter=adapter,
             owner=owner,
         )

@@ -13,7 +13,7 @@ import msgspec
 from magnitude.schedule.events import Submit
 from magnitude.schedule.fair_share import FairShare
 from magnitude.schedule.rates import Rates
-from magnitude.schedule.reservations import CLASS, Reservation, Reservations
+from magnitude.schedule.reservations import CLASS, Hold, Reservations
 from magnitude.schedule.segments import Capacity, SegmentFigures, Segments
 
 # Aging lifts a request up to the class of interactive ones, where fair shares still rule. One whose client was not
@@ -31,6 +31,7 @@ class Request(msgspec.Struct, eq=False):
     continuing: bool
     arrived_s: float
     since_s: float  # when its present state began
+    urgent_s: float  # when it is due, for the order among equals
     age_from_s: float  # aging counts from here: its arrival, or its client's last start in its class
     waited_s: float = 0.0  # before its present state
     ran_s: float = 0.0  # likewise
@@ -69,7 +70,7 @@ class PoolFigures(msgspec.Struct, frozen=True, kw_only=True):
     running: int
     waiting: dict[str, int]
     paused: int
-    reservations: tuple[Reservation, ...]
+    reservations: tuple[Hold, ...]
     capacity: Capacity
     segments: tuple[SegmentFigures, ...]
     run_s: float
@@ -89,15 +90,33 @@ class Pool:
         self.segments = Segments(utilisation=utilisation)
         self.reservations = Reservations()
         self._aging_s = aging_s
+        # How long a request can be passed over at its client's own wish, for a deadline or a conversation.
+        self._horizon_s = OVERDUE_AGINGS * aging_s
 
     @property
     def free(self) -> int:
         return self.slots - len(self.running)
 
-    @property
-    def horizon_s(self) -> float:
-        """How long a request can be passed over at its client's own wish, for a deadline or a conversation."""
-        return OVERDUE_AGINGS * self._aging_s
+    def arrived(self, submit: Submit, order: int, now_s: float) -> Request:
+        """A new request joins those that wait."""
+        # Without a deadline it counts as due after the horizon, so that a client's stream of deadlines does not pass
+        # its other requests for ever; and nothing is due before it came.
+        urgent_s = now_s + self._horizon_s
+        if submit.deadline is not None:
+            urgent_s = min(max(submit.deadline.at_s, now_s), urgent_s)
+        request = Request(
+            submit=submit,
+            order=order,
+            continuing=submit.continuing or self.segments.knows(submit.client, submit.conversation),
+            arrived_s=now_s,
+            since_s=now_s,
+            urgent_s=urgent_s,
+            age_from_s=now_s,
+        )
+        self.waiting.append(request)
+        self.shares.enter(submit.client)
+        self.segments.arrived(submit.client, submit.conversation, submit.task, now_s)
+        return request
 
     def rank(self, request: Request, now_s: float) -> int:
         """The class in which a waiting request stands now: 0 interactive to 2 background, or `OVERDUE`."""
@@ -113,10 +132,10 @@ class Pool:
         def key(request: Request) -> tuple[float, ...]:
             rank = self.rank(request, now_s)
             if rank == OVERDUE:
-                return (rank, request.age_from_s, self._urgency_s(request), request.order)
-            begins = crowded and not request.continuing and now_s - request.arrived_s < self.horizon_s
+                return (rank, request.age_from_s, request.urgent_s, request.order)
+            begins = crowded and not request.continuing and now_s - request.arrived_s < self._horizon_s
             work = self.shares.work(request.submit.client)
-            return (rank, not request.begun, begins, work, self._urgency_s(request), request.order)
+            return (rank, not request.begun, begins, work, request.urgent_s, request.order)
 
         return sorted(self.waiting, key=key)
 
@@ -147,6 +166,11 @@ class Pool:
         request.since_s = now_s
         request.running = request.pausing = False
 
+    def places_changed(self) -> None:
+        """Those that found no KV slot may find one now."""
+        for request in self.waiting:
+            request.unplaced = False
+
     def next_aging_s(self, now_s: float) -> float:
         """When the next waiting request rises by a class; after `now_s`."""
         return min((self._rises_s(request, now_s) for request in self.waiting), default=math.inf)
@@ -165,14 +189,6 @@ class Pool:
             run_s=self.rates.run_s.value,
             decode_tokens_per_s=1.0 / token_s if token_s > 0 else 0.0,
         )
-
-    def _urgency_s(self, request: Request) -> float:
-        """Its deadline. Without one, a request counts as due after the horizon, so that a client's stream of
-        deadlines does not pass its other requests for ever; and nothing is due before it came."""
-        deadline = request.submit.deadline
-        if deadline is None:
-            return request.arrived_s + self.horizon_s
-        return min(max(deadline.at_s, request.arrived_s), request.arrived_s + self.horizon_s)
 
     def _rises_s(self, request: Request, now_s: float) -> float:
         agings = math.floor((now_s - request.age_from_s) / self._aging_s)

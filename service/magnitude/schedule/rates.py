@@ -6,9 +6,9 @@ import heapq
 import math
 from collections.abc import Iterable
 
-# Weight of the newest sample: the mean remembers about ten. Turns of an agent come by tens, so a board that grew hot
-# or a change of the load shows within one dialogue, while a single odd answer moves the mean by a tenth only.
-NEWEST_WEIGHT = 0.1
+# Weight of the newest sample; the mean remembers about fifty. From the field: decisions made over ten samples swing,
+# over fifty they hold. A board that grew hot shows after some tens of turns.
+NEWEST_WEIGHT = 0.04
 
 # The least that a shortened answer gets: a short sentence, or a tool call's name and argument.
 LEAST_NEW_TOKENS = 16

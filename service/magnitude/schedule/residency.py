@@ -13,6 +13,7 @@ starts no new requests (`may_start`), so that its turn does end.
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterable
 from typing import Literal
 
@@ -135,7 +136,8 @@ class _Model:
     def __init__(self, need: ModelNeed) -> None:
         self.need = need
         self.state: State = "absent"
-        self.waiting_since_s: float | None = None
+        self.waiting = False
+        self.turn = 0  # place in the queue of those that wait to be loaded
         self.open_requests = 0
         self.used_s = 0.0
         self.loaded_s = 0.0
@@ -151,7 +153,7 @@ class _Model:
 
     @property
     def busy(self) -> bool:
-        return self.open_requests > 0 or self.waiting_since_s is not None
+        return self.open_requests > 0 or self.waiting
 
     def stays_until_s(self) -> float:
         """Before that it does not make room for another."""
@@ -168,6 +170,7 @@ class Residency:
         self._keep_alive_s = keep_alive_s
         self._up = False
         self._leaving: set[str] = set()  # to make room as soon as their requests are done
+        self._turns = itertools.count()
         self._now_s = 0.0
         self._turn_at_s: float | None = None  # when those that must go first have stayed long enough
 
@@ -248,10 +251,9 @@ class Residency:
         if model.open_requests or open_requests or waiting:
             model.used_s = now_s
         model.open_requests = open_requests
-        if not waiting:
-            model.waiting_since_s = None
-        elif model.waiting_since_s is None:
-            model.waiting_since_s = now_s
+        if waiting and not model.waiting:
+            model.turn = next(self._turns)
+        model.waiting = waiting
 
     def _failed(self, model: _Model, reason: str, permanent: bool, now_s: float) -> None:
         model.state = "absent"
@@ -271,7 +273,7 @@ class Residency:
         refused: list[Effect] = []
         for name, model in self._models.items():
             if model.need.pinned and not model.resident and (reason := self.refusal(model.need)) is not None:
-                model.waiting_since_s = None
+                model.waiting = False
                 refused.append(Refuse(name, reason))
         return refused
 
@@ -291,10 +293,10 @@ class Residency:
     def _decide(self, now_s: float) -> list[Effect]:
         effects: list[Effect] = []
         for model in self._models.values():
-            if model.waiting_since_s is not None and not model.resident:
+            if model.waiting and not model.resident:
                 refuse = self._refusal_now(model, now_s)
                 if refuse is not None:
-                    model.waiting_since_s = None
+                    model.waiting = False
                     effects.append(refuse)
         if not self._up:
             return effects
@@ -328,6 +330,7 @@ class Residency:
     def _unload(self, models: list[_Model]) -> list[Effect]:
         for model in models:
             model.state = "unloading"
+            model.turn = next(self._turns)  # what waits for it had its turn, however long ago it came
         return [Unload(model.need.name) for model in models]
 
     def _bring_in(self, head: _Model, leaving: set[str], now_s: float) -> list[Effect]:
@@ -368,10 +371,10 @@ class Residency:
         return self._unload([model for model in chosen if not model.open_requests])
 
     def _wants_load(self, model: _Model) -> bool:
-        return model.state == "absent" and (model.need.pinned or model.waiting_since_s is not None)
+        return model.state == "absent" and (model.need.pinned or model.waiting)
 
     def _next_to_load(self, now_s: float) -> _Model | None:
-        """One at a time, pinned ones first, then the longest waiting. Nobody overtakes: a smaller model that took
+        """One at a time, pinned ones first, then in turn. Nobody overtakes: a smaller model that took
         the room which the first one waits for would make it wait again."""
         if any(model.state == "loading" for model in self._models.values()):
             return None
@@ -384,7 +387,7 @@ class Residency:
             and self.refusal(model.need) is None
         ]
         pinned = next((model for model in queue if model.need.pinned), None)
-        return pinned or min(queue, key=lambda model: model.waiting_since_s or 0.0, default=None)
+        return pinned or min(queue, key=lambda model: model.turn, default=None)
 
     def _going_bytes(self) -> int:
         """What is or will be free without any further decision."""

@@ -19,6 +19,9 @@ HOUR_S = 3600.0
 # copy before it, so that a conversation that grows turn by turn is written at most four times its final size in all
 # (geometric series), and at most a quarter of it has to be computed again.
 MOSTLY_COVERED = 0.75
+# Storage that refused is asked again so much later: a full card is seldom emptied sooner, and a worn one is not
+# healed by trying.
+RETRY_S = 600.0
 
 
 class Candidate(msgspec.Struct, frozen=True, kw_only=True):
@@ -103,6 +106,11 @@ class SavePolicy:
         self._settings = settings
         self._left_bytes = float(max(0, settings.saved_hourly_bytes - written_bytes))
         self._filled_s = now_s
+        self._refused_s: float | None = None
+
+    def refused(self, now_s: float) -> None:
+        """The storage refused a write: nothing is planned for `RETRY_S`, but at a stop."""
+        self._refused_s = now_s
 
     def decide(
         self,
@@ -122,7 +130,8 @@ class SavePolicy:
         if not self._settings.save:
             # Nothing would ever read or replace them, and who switches saving off does not expect them to stay.
             return SavePlan(delete=tuple(copy.saved_id for copy in saved))
-        worthy = [candidate for candidate in candidates if self._worth(candidate, at_stop)]
+        waiting = self._refused_s is not None and 0 <= now_s - self._refused_s < RETRY_S
+        worthy = [one for one in candidates if self._worth(one, at_stop) and (at_stop or not waiting)]
         worthy.sort(key=lambda candidate: candidate.idle_s, reverse=not at_stop)
         kept = _Kept(saved, self._settings.saved_max_bytes)
         chosen: list[Candidate] = []

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 
+import msgspec
+
 from magnitude.errors import EngineNotReady, MagnitudeError, ModelNotFound, RequestError
-from magnitude.models.adapters import AdapterDescription
-from magnitude.models.description import Kind
-from magnitude.schedule.adapter_loading import plan_and_adapter
+from magnitude.models.adapters import SEPARATOR, resolve_name
+from magnitude.models.description import Kind, ModelDescription
 from magnitude.schedule.plan import ModelPlan
 from magnitude.schedule.report import EngineView
 
@@ -33,20 +34,26 @@ class ServedModels:
     def all(self) -> list[ModelPlan]:
         return list(self.by_name.values())
 
-    def plan(self, name: str) -> ModelPlan:
-        """The model of that name or alias, whatever adapter is named with it; "" or "default" is the default chat
-        model. Raises `ModelNotFound`, and `EngineNotReady` for an adapter that could not be loaded."""
-        return self._named(name)[0]
+    def descriptions(self) -> list[ModelDescription]:
+        """Everything that requests may name, each model followed by itself with each of its adapters."""
+        names = [
+            name
+            for plan in self.all()
+            for name in (plan.description.name, *(adapter.full_name for adapter in plan.adapters))
+        ]
+        return [self.described(name) for name in names]
 
-    def adapter(self, name: str) -> AdapterDescription | None:
-        """The adapter that the name means, None for a model alone. Raises as `plan` does."""
-        plan, adapter = self._named(name)
-        return next((entry for entry in plan.adapters if entry.name == adapter), None)
-
-    def _named(self, name: str) -> tuple[ModelPlan, str]:
-        wanted = self._aliases.get(name, name)
-        default = next((n for n, plan in self.by_name.items() if plan.description.kind == "decoder"), wanted)
-        plan, adapter = plan_and_adapter(wanted, self.by_name, default=default)
+    def resolve(self, name: str) -> tuple[ModelPlan, str]:
+        """Model and adapter ("": none) that a name or alias means: `MODEL`, `MODEL:ADAPTER`, an adapter's own name;
+        "" or "default" is the default chat model. Raises `ModelNotFound`."""
+        default = next((n for n, plan in self.by_name.items() if plan.description.kind == "decoder"), "")
+        wanted, adapter = resolve_name(
+            self._aliases.get(name, name),
+            models=self.by_name,
+            adapters=[adapter for plan in self.by_name.values() for adapter in plan.adapters],
+            default=default,
+        )
+        plan = self.by_name.get(wanted)
         if plan is None:
             known = ", ".join(self.by_name) or "none"
             raise ModelNotFound(
@@ -55,6 +62,17 @@ class ServedModels:
                 hint=f"Served models: {known}. Others in the models folder are loaded through models.load",
             )
         return plan, adapter
+
+    def plan(self, name: str) -> ModelPlan:
+        """The model of `resolve`, whatever its adapter."""
+        return self.resolve(name)[0]
+
+    def described(self, name: str) -> ModelDescription:
+        """What requests see of `name`: the model's description, which is called `MODEL:ADAPTER` with an adapter."""
+        plan, adapter = self.resolve(name)
+        if not adapter:
+            return plan.description
+        return msgspec.structs.replace(plan.description, name=f"{plan.description.name}{SEPARATOR}{adapter}")
 
     def usable(self, name: str, kinds: tuple[Kind, ...], purpose: str) -> ModelPlan:
         """The model, when it is of one of `kinds` and can serve now. Raises `RequestError` or `EngineNotReady`."""

@@ -105,14 +105,17 @@ class Slot:
 
 
 class Account(msgspec.Struct, frozen=True, kw_only=True):
-    """The KV memory of one model. Memory comes in pages: it is counted in whole steps of `granule_tokens`."""
+    """The KV memory of one model. Memory comes in pages: it is counted in whole steps of `granule_tokens`, up to
+    the slot's end."""
 
     budget_bytes: int
     bytes_per_token: int
+    max_len: int
     granule_tokens: int = 1
 
     def bytes_of(self, tokens: int) -> int:
-        return -(-tokens // self.granule_tokens) * self.granule_tokens * self.bytes_per_token
+        whole = -(-tokens // self.granule_tokens) * self.granule_tokens
+        return min(whole, self.max_len) * self.bytes_per_token
 
 
 class Source(NamedTuple):
@@ -135,6 +138,14 @@ class Choice(NamedTuple):
     source: Source | None
     evict: tuple[Slot, ...]
     waits: bool
+
+
+def continues(slot: Slot, tokens: int, *, owner: str, conversation: str) -> bool:
+    """Whether a request of `owner` that shares `tokens` is a later turn of what `slot` holds: it says so, or it names
+    no conversation and contains the whole prompt of the turn before."""
+    if slot.owner != owner or slot.state != "idle":
+        return False
+    return conversation == slot.conversation if conversation else tokens >= slot.prompt_tokens
 
 
 def return_chance(slot: Slot, now_s: float) -> float:

@@ -314,7 +314,7 @@ def _concerns(scope: Scope, owner: str | None, model: str | None) -> bool:
 
 def _held(kv: KvMemory, slot: int, scope: Scope, ids: Sequence[int]) -> int:
     """How many positions `slot` holds of `ids`, by its header. Raises `SlotNotSaved` for none."""
-    tokens = kv.held_tokens(slot, scope.header_hash, list(ids)) if scope.layout_id == kv.layout.layout_id else 0
+    tokens = kv.held_tokens(slot, scope.model_hash, list(ids)) if scope.layout_id == kv.layout.layout_id else 0
     if not tokens:
         raise SlotNotSaved(f"slot {slot} does not hold the conversation that should be saved")
     return tokens
@@ -359,7 +359,7 @@ def _read_into(folder: int, saved: SavedSlot, kv: KvMemory, slot: int) -> None:
                         digest.update(piece)
             if os.pread(file.fileno(), DIGEST_BYTES, at) != digest.digest():
                 raise SavedSlotRefused(f"{name} is broken: its checksum does not match")
-            state = SlotState(mapping, layout.header_offset(slot), saved.scope.header_hash, layout.layout_id)
+            state = SlotState(mapping, layout.header_offset(slot), saved.scope.model_hash, layout.layout_id)
             state.begin(list(saved.ids))
 
 

@@ -14,6 +14,7 @@ what it has touched. Running requests are never evicted. Who is evicted, and whe
 
 from __future__ import annotations
 
+import zlib
 from collections import Counter
 from collections.abc import Sequence
 
@@ -24,7 +25,17 @@ from magnitude.engine.slot_header import extend_hash
 from magnitude.schedule.prefix_tree import EvictedPrefixes, Ids, PrefixTree, as_ids, common_tokens
 from magnitude.schedule.saved_copies import SavedCopies, SavedCopy
 from magnitude.schedule.scope import Scope
-from magnitude.schedule.slot_choice import NOTHING, Account, Choice, Chooser, Request, Slot, Source, return_chance
+from magnitude.schedule.slot_choice import (
+    NOTHING,
+    Account,
+    Choice,
+    Chooser,
+    Request,
+    Slot,
+    Source,
+    continues,
+    return_chance,
+)
 from magnitude.schedule.slot_misses import Lookup, why_missed
 from magnitude.schedule.slot_terms import (
     Forgotten,
@@ -32,23 +43,9 @@ from magnitude.schedule.slot_terms import (
     Known,
     KvFigures,
     Miss,
-    MissReason,
     Placement,
     Wanted,
 )
-
-__all__ = [
-    "Forgotten",
-    "IdleSlot",
-    "Known",
-    "KvFigures",
-    "Miss",
-    "MissReason",
-    "Placement",
-    "Scope",
-    "SlotTable",
-    "Wanted",
-]
 
 # A shorter beginning is not worth a copy or a cut: a piece of a prompt takes about as long with 16 tokens less, and
 # the opening tokens of a chat template, which all prompts share, are fewer.
@@ -57,6 +54,8 @@ MIN_REUSE_TOKENS = 16
 
 class SlotTable:
     """The slots of one model. Not thread-safe.
+
+    `granule_tokens` are the positions of one head that share a page of memory.
 
     After every call that ends, frees or evicts something, `take_cleanups()` says which slots' memory to give back.
     A request that was not placed is to be tried again after `finished`, `cleaned` or `save_done`.
@@ -76,7 +75,7 @@ class SlotTable:
         self._slots = [Slot(index) for index in range(slots)]
         self._max_len = max_len
         self._account = Account(
-            budget_bytes=budget_bytes, bytes_per_token=bytes_per_token, granule_tokens=granule_tokens
+            budget_bytes=budget_bytes, bytes_per_token=bytes_per_token, max_len=max_len, granule_tokens=granule_tokens
         )
         self._share = share_prefixes
         self._min_reuse = max(1, min_reuse_tokens)
@@ -108,6 +107,8 @@ class SlotTable:
         """
         if wanted.request_id in self._running:
             raise ValueError(f"request {wanted.request_id} has slot {self._running[wanted.request_id].index} already")
+        if not any(slot.state == "free" or slot.evictable for slot in self._slots):
+            return None  # asked often while all are taken, for every request that waits
         ids = as_ids(wanted.ids)
         sources = self._sources(wanted.scope, ids, wanted.conversation) if wanted.reuse else []
         usable = [source for source in sources if min(source.tokens, len(ids) - 1) >= self._min_reuse]
@@ -214,6 +215,16 @@ class SlotTable:
                 break
             over_bytes -= self._account.bytes_of(slot.touched_tokens)
             self._evict(slot)
+
+    def evict_all(self) -> None:
+        """The model leaves memory: nothing that is idle stays in a slot. Saved copies do; one that is being made is
+        to be deleted at its `save_done`."""
+        for slot in self._slots:
+            if slot.evictable:
+                self._evict(slot)
+            elif slot.saving:
+                slot.doomed = True
+                self._unindex(slot)
 
     def set_rates(self, *, prefill_tokens_per_s: float, restore_bytes_per_s: float) -> None:
         """Measured speeds: they decide when reading a saved copy pays."""
@@ -356,19 +367,9 @@ class SlotTable:
             if tokens < longest:
                 break
             longest, slot = tokens, self._slots[index]
-            source = Source(tokens, slot, self._continues(slot, tokens, owner, conversation))
+            source = Source(tokens, slot, continues(slot, tokens, owner=owner, conversation=conversation))
             (idle if slot.state == "idle" else running).append(source)
         return idle or running[:1]
-
-    @staticmethod
-    def _continues(slot: Slot, tokens: int, owner: str, conversation: str) -> bool:
-        """Whether a request of `owner` that shares `tokens` is a later turn of what `slot` holds: it says so, or it
-        names no conversation and contains the whole prompt of the turn before."""
-        if slot.owner != owner or slot.state != "idle":
-            return False
-        if conversation:
-            return conversation == slot.conversation
-        return tokens >= slot.prompt_tokens
 
     def _conversation_of(self, source: Source) -> str:
         if source.slot is not None:
@@ -397,9 +398,9 @@ class SlotTable:
         valid = min(matched, len(ids) - 1)
         held = source.slot if source is not None else None
         copy = self._saved.get(source.saved_id) if source is not None else None
-        continues = source is not None and source.continues
+        goes_on = source is not None and source.continues
         conversation = wanted.conversation
-        if source is not None and continues and not conversation:
+        if source is not None and goes_on and not conversation:
             conversation = self._conversation_of(source)
         holds: SlotContents | None = None
         known = NOTHING  # record of a beginning of ids, so that less is to be hashed when the request ends
@@ -414,12 +415,12 @@ class SlotTable:
         if slot.state == "idle":
             # What the next turn of a conversation cuts off is no loss that anybody will ask about.
             kept = in_place and wanted.keep
-            self._overwrite(slot, remember=not (kept and continues), counts=not kept)
+            self._overwrite(slot, remember=not (kept and goes_on), counts=not kept)
         hits = slot.hits if in_place else 0
         slot.clear()
         slot.state, slot.keep = "running", wanted.keep
         slot.owner, slot.ids, slot.hits = wanted.scope.owner, ids, hits
-        slot.conversation, slot.used_s = conversation or self._new_conversation(), now_s
+        slot.conversation, slot.used_s = conversation or self._new_conversation(ids), now_s
         slot.reserved_tokens = self._reserve(wanted)
         slot.hashed = known if known.tokens <= matched else NOTHING
         # What is in place was reported by `finished`; what is copied or read counts when the engine says so.
@@ -447,9 +448,10 @@ class SlotTable:
     def _reserve(self, wanted: Wanted) -> int:
         return min(len(wanted.ids) + wanted.max_new_tokens, self._max_len)
 
-    def _new_conversation(self) -> str:
+    def _new_conversation(self, ids: Ids) -> str:
+        """A name that no other conversation has, also not a saved one of an earlier run."""
         self._conversations += 1
-        return f"#{self._conversations}"
+        return f"#{zlib.crc32(ids.tobytes()):08x}-{self._conversations}"
 
     def _began(self, request_id: int) -> None:
         """The engine has begun the request: what it copies is copied."""
