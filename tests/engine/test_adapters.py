@@ -12,7 +12,6 @@ import pytest
 from engine_driver import EngineDriver, KvFile
 
 from magnitude.engine.adapters import AdapterSet
-from magnitude.engine.kv import HASH_OF_NOTHING, extend_hash, unpack_header
 from magnitude.engine.protocol import (
     Done,
     Failed,
@@ -25,6 +24,7 @@ from magnitude.engine.protocol import (
     TensorInfo,
     UnloadAdapter,
 )
+from magnitude.engine.slot_header import HASH_OF_NOTHING, extend_hash, unpack_header
 from magnitude.errors import ModelError, RequestError
 from magnitude.models.adapters import AdapterDescription, kv_hash, with_adapters
 from magnitude.models.description import ModelDescription

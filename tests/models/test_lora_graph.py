@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any
 
@@ -9,13 +10,14 @@ import numpy as np
 import onnx
 import pytest
 from numpy_llama import logits as numpy_logits
+from onnx import numpy_helper
 from run_graph import open_graph
 
 from magnitude.errors import ImportFailed
 from magnitude.models.description import ModelDescription
 from magnitude.models.graphs.build import build_graph
 from magnitude.models.graphs.linear import Bits
-from magnitude.models.graphs.lora import LORA_GRAPH_FILE, write_lora
+from magnitude.models.graphs.lora import LORA_GRAPH_FILE, SHRUNK_BY, SHRUNK_CHANNELS, shrunk_channels, write_lora
 from magnitude.models.importing.adapter_job import Base, packed
 from magnitude.models.sources import open_source
 from magnitude.models.sources.peft import read_peft
@@ -109,6 +111,26 @@ def test_quantised_weights_keep_their_adapter_in_float(golden: Path, tmp_path: P
     pairs = random_pairs(source)
     ours = adapted(golden, tmp_path / "adapter", model, pairs)
     assert np.corrcoef(ours.ravel(), numpy_logits(Merged(source, pairs, 2.0), IDS).ravel())[0, 1] > 0.99
+
+
+def test_channels_that_the_graph_made_smaller_are_made_up_for_in_the_adapter(golden: Path, tmp_path: Path) -> None:
+    model, source = build(golden, tmp_path / "base", "llama_tied"), open_source(golden / "llama_tied")
+    pairs = random_pairs(source)
+    expected = adapted(golden, tmp_path / "one", model, pairs)
+    # The norm in front of the second layer's attention gives channels 3 and 7 in 4096th parts.
+    channels, folder = [3, 7], tmp_path / "base"
+    graph = onnx.load(str(folder / "model.onnx"))
+    for tensor in graph.graph.initializer:
+        if tensor.name in ("layers.1.attention.norm", "layers.1.qkv.weight"):
+            values = numpy_helper.to_array(tensor).copy()
+            values[channels] *= np.float32(4096 if tensor.name.endswith("weight") else 1 / 4096)
+            tensor.CopyFrom(numpy_helper.from_array(values, tensor.name))
+    graph.metadata_props.add(key=SHRUNK_CHANNELS, value=json.dumps({"layers.1.attention.in": channels}))
+    graph.metadata_props.add(key=SHRUNK_BY, value="4096")
+    onnx.save(graph, str(folder / "model.onnx"))
+    write_lora(folder / "model.onnx", folder / LORA_GRAPH_FILE, 2)
+    assert shrunk_channels(folder / LORA_GRAPH_FILE) == ({"lora.1.qkv": channels}, 4096)
+    assert np.abs(adapted(golden, tmp_path / "two", model, pairs) - expected).max() < ROUNDING
 
 
 def test_both_graphs_read_one_data_file(golden: Path, tmp_path: Path) -> None:
