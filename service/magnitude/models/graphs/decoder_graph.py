@@ -1,9 +1,9 @@
 """The graph of a Llama-like decoder with KV in place.
 
 Inputs: `input_ids` int64 `[batch, tokens]`; `attention_mask` int64 `[batch, total]`, of which only the row sums
-(past and new positions of each row) and the width (the longest row) matter; `past_key_values.N.key|value`
-`[batch, kv_heads, positions, head_dim]`. Outputs: `logits` float32 of each row's last token `[batch, 1, vocab]`, or
-of all tokens `[batch, tokens, vocab]`; `present.N.key|value`, which may be bound to the same memory as the past.
+(past and new positions of each row) and the width (the longest row) matter; `logit_rows` int64 `[n]`, flat indices
+over batch * tokens; `past_key_values.N.key|value` `[batch, kv_heads, positions, head_dim]`. Outputs: `logits` float32
+`[n, vocab]` of the rows asked for; `present.N.key|value`, which may be bound to the same memory as the past.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from magnitude.errors import ImportFailed
-from magnitude.models.description import DecoderShape, KvType
+from magnitude.models.description import LOGIT_ROWS, DecoderShape, KvType
 from magnitude.models.graphs import blocks
 from magnitude.models.graphs.graph import Dimension, GraphWriter
 from magnitude.models.graphs.linear import Bits, LinearLayers, StoredWeights
@@ -29,7 +29,6 @@ HEAD_DIM_STEP = 16  # checked by ONNX Runtime's GroupQueryAttention when it rota
 
 _EMBEDDING, _HEAD = "model.embed_tokens.weight", "lm_head.weight"
 _ROPE_FACTORS = "rope_freqs.weight"  # a divisor for each frequency, in GGUF files of Llama 3.1 and later
-_END = 2**63 - 1
 
 
 class KvScales(msgspec.Struct, frozen=True, kw_only=True):
@@ -45,10 +44,11 @@ class KvScales(msgspec.Struct, frozen=True, kw_only=True):
     value: tuple[float, ...]
 
 
-def rotation_tables(
-    rope: Rope, head_dim: int, positions: int, factors: NDArray[np.float32] | None = None
-) -> tuple[NDArray[np.float32], NDArray[np.float32]]:
-    """Cosines and sines `[positions, head_dim / 2]` of the rotary embedding (Su et al., RoFormer, eq. 34).
+def rotation_frequencies(
+    rope: Rope, head_dim: int, factors: NDArray[np.float32] | None = None
+) -> NDArray[np.float64]:
+    """Angle by which each pair of channels turns from one position to the next (Su et al., RoFormer, eq. 34):
+    `[head_dim / 2]`.
 
     `factors` divide the frequencies, as a GGUF file of Llama 3.1 stores them; otherwise `rope.kind` says how the
     frequencies are stretched ("llama3": Transformers' `_compute_llama3_parameters`).
@@ -63,6 +63,13 @@ def rotation_tables(
         smooth = (turns - rope.low_freq_factor) / (rope.high_freq_factor - rope.low_freq_factor)
         smooth = np.clip(smooth, 0.0, 1.0)
         frequencies = (1 - smooth) * frequencies / rope.factor + smooth * frequencies
+    return frequencies
+
+
+def rotation_tables(
+    frequencies: NDArray[np.float64], positions: int
+) -> tuple[NDArray[np.float32], NDArray[np.float32]]:
+    """Cosines and sines `[positions, head_dim / 2]` of the rotary embedding."""
     angles = np.arange(positions)[:, None] * frequencies[None]
     return np.cos(angles).astype(np.float32), np.sin(angles).astype(np.float32)
 
@@ -79,7 +86,6 @@ class DecoderGraph:
         kv_type: KvType,
         accuracy_level: int,
         kv_scales: tuple[KvScales, ...] | None,
-        all_logits: bool,
     ):
         self._graph = graph
         self._source = source
@@ -88,7 +94,6 @@ class DecoderGraph:
         self._accuracy_level = accuracy_level
         self._kv_type: KvType = kv_type
         self._kv_scales = kv_scales
-        self._all_logits = all_logits
         self._linear = LinearLayers(graph, source, bits=bits, accuracy_level=accuracy_level)
         self._positions = min(self._config.context_length, MAX_POSITIONS)
         _check_kv(self._config, kv_type, kv_scales)
@@ -102,10 +107,11 @@ class DecoderGraph:
         graph, config = self._graph, self._config
         graph.input("input_ids", "int64", ["batch", "tokens"])
         graph.input("attention_mask", "int64", ["batch", "total"])
+        graph.input(LOGIT_ROWS, "int64", ["rows"])
         embedded, head = self._embedding()
         self._lengths()
-        self._rotation()
-        graph.output("logits", "float32", ["batch", "tokens" if self._all_logits else 1, config.vocab])
+        frequencies = self._rotation()
+        graph.output("logits", "float32", ["rows", config.vocab])
         residual, branch = embedded, None
         for layer in range(config.layers):
             at = f"layers.{layer}"
@@ -125,7 +131,8 @@ class DecoderGraph:
             hidden_size=config.hidden,
             context_length=self._positions,
             kv_type=self._kv_type,
-            logits_all_positions=self._all_logits,
+            logit_rows=LOGIT_ROWS,
+            rope_frequencies=tuple(frequencies.tolist()),
         )
 
     def _lengths(self) -> None:
@@ -138,16 +145,18 @@ class DecoderGraph:
         graph.node("Squeeze", ["mask.shape"], "mask.width")
         graph.node("Cast", ["mask.width"], "total_length", attributes={"to": 6})
 
-    def _rotation(self) -> None:
+    def _rotation(self) -> NDArray[np.float64]:
         factors = self._source.floats(_ROPE_FACTORS) if _ROPE_FACTORS in self._source.tensor_names() else None
         if factors is not None and factors.shape != (self._config.head_dim // 2,):
             raise ImportFailed(
                 f"{_ROPE_FACTORS} has the shape {list(factors.shape)}, not [{self._config.head_dim // 2}]",
                 hint="The file is damaged",
             )
-        cosines, sines = rotation_tables(self._config.rope, self._config.head_dim, self._positions, factors)
+        frequencies = rotation_frequencies(self._config.rope, self._config.head_dim, factors)
+        cosines, sines = rotation_tables(frequencies, self._positions)
         self._graph.tensor("cos_cache", cosines)
         self._graph.tensor("sin_cache", sines)
+        return frequencies
 
     def _embedding(self) -> tuple[str, tuple[str, str, int] | None]:
         """Emit the look-up of `input_ids`; returns it, and the blocks that a tied output layer shares with it."""
@@ -270,9 +279,8 @@ class DecoderGraph:
 
     def _logits(self, x: str, tied: tuple[str, str, int] | None) -> None:
         graph, config = self._graph, self._config
-        if not self._all_logits:
-            ends = [graph.constant([v]) for v in (-1, _END, 1)]
-            x = graph.node("Slice", [x, *ends], "final.last")
+        graph.node("Reshape", [x, graph.constant([-1, config.hidden])], "final.flat")
+        x = graph.node("Gather", ["final.flat", LOGIT_ROWS], "final.rows", attributes={"axis": 0})
         if not config.tied_embeddings:
             bits: Literal[8, 16] = 16 if self._bits == 16 else 8
             self._linear.apply(x, [_HEAD.removesuffix(".weight")], "logits", bits=bits)

@@ -28,7 +28,7 @@ from magnitude.models.golden import (
     merged,
 )
 from magnitude.models.graphs.build import KvScales, build_graph
-from magnitude.models.graphs.graph import GRAPH_FILE
+from magnitude.models.graphs.graph import SERVING_GRAPH_FILE
 from magnitude.models.graphs.linear import Bits
 from magnitude.models.importing.accuracy import FLOAT, INT8, PLANS, Plan, apply_plan, choose_plan
 from magnitude.models.importing.graph_runner import DecoderRunner
@@ -144,7 +144,7 @@ class DecoderCheck:
         for index, plan in enumerate(PLANS):
             self._report(0.45 + 0.1 * index, f"running it with {plan.name}")
             graph = folder / f"plan-{index}.onnx"
-            apply_plan(folder / GRAPH_FILE, plan, graph)
+            apply_plan(folder / SERVING_GRAPH_FILE, plan, graph)
             runners[plan.name] = DecoderRunner(graph, shape)
             found[plan.name] = self._compare(plan.name, runners[plan.name])
         chosen, reason = choose_plan(found, floats)
@@ -172,7 +172,7 @@ class DecoderCheck:
         plan: Plan | None = None,
         kv_scales: tuple[KvScales, ...] | None = None,
     ) -> DecoderRunner:
-        """A graph with the logits of all positions, for comparison only."""
+        """A graph for comparison only."""
         folder = self._folder / name
         folder.mkdir()
         built = build_graph(
@@ -182,12 +182,11 @@ class DecoderCheck:
             accuracy_level=accuracy_level,
             kv_type="float32" if kv_scales is None else "int8",
             kv_scales=kv_scales,
-            all_logits=True,
         )
         assert built.decoder is not None
         if plan is not None:
-            apply_plan(folder / GRAPH_FILE, plan, folder / GRAPH_FILE)
-        return DecoderRunner(folder / GRAPH_FILE, built.decoder)
+            apply_plan(folder / SERVING_GRAPH_FILE, plan, folder / SERVING_GRAPH_FILE)
+        return DecoderRunner(folder / SERVING_GRAPH_FILE, built.decoder)
 
     def _keep(self, name: str, runner: DecoderRunner) -> None:
         """Keep `runner`'s logits as the reference, in files (a wide vocabulary has gigabytes), and the KV scales."""
