@@ -12,7 +12,7 @@ from magnitude.models.graphs.decoder_graph import DecoderGraph, KvScales
 from magnitude.models.graphs.encoder_graph import EncoderGraph
 from magnitude.models.graphs.graph import DATA_FILE, GRAPH_FILE, SERVING_GRAPH_FILE, GraphWriter
 from magnitude.models.graphs.last_row import write_last_row_graph
-from magnitude.models.graphs.linear import Bits, StoredWeights
+from magnitude.models.graphs.linear import Bits, StoredWeights, WideChannels
 from magnitude.models.sources.source import WeightSource, refuse
 
 __all__ = [
@@ -23,6 +23,7 @@ __all__ = [
     "BuildResult",
     "KvScales",
     "StoredWeights",
+    "WideChannels",
     "build_graph",
 ]
 
@@ -44,6 +45,7 @@ def build_graph(
     kv_type: KvType = "float32",
     accuracy_level: int = 4,
     kv_scales: tuple[KvScales, ...] | None = None,
+    wide_channels: WideChannels | None = None,
 ) -> BuildResult:
     """Write a model's graphs and `model.onnx.data` into `folder` and flush them to the disk.
 
@@ -59,7 +61,8 @@ def build_graph(
 
     `accuracy_level` is MatMulNBits' (4: activations in INT8, 0: float). With float activations ONNX Runtime has no
     fast kernel for a single token: on one AVX2 core 4-bit products take 4 times as long, 8-bit ones (the output
-    layer) 70 times. `kv_scales` are needed for, and only for, an int8 KV cache.
+    layer) 70 times. `kv_scales` are needed for, and only for, an int8 KV cache. `wide_channels` of a decoder's norms are multiplied in float
+    whatever the level (`linear.py`).
 
     Raises `ImportFailed` when tensors are missing, have a wrong shape or have no place in the graph (all are listed),
     and `OSError` when the folder cannot be written; half-written files are the caller's to remove.
@@ -74,6 +77,7 @@ def build_graph(
                 kv_type=kv_type,
                 accuracy_level=accuracy_level,
                 kv_scales=kv_scales,
+                wide_channels=wide_channels,
             )
             shape = decoder.build()
             graph.save(SERVING_GRAPH_FILE)

@@ -60,6 +60,11 @@ class DecoderRunner:
             feed[str(self.shape.logit_rows)] = np.arange(len(ids), dtype=np.int64)
         return feed
 
+    def values(self, names: list[str], ids: list[int]) -> list[NDArray[Any]]:
+        """Any outputs of the graph for `ids`."""
+        found: list[NDArray[Any]] = self._session.run(names, self._feed(ids))
+        return found
+
     def logits(self, ids: list[int]) -> NDArray[np.float32]:
         """`[positions, vocabulary]`: a row for each of `ids`, or the last one only, where the graph gives no more."""
         (rows,) = self._session.run([self.shape.logits], self._feed(ids))

@@ -70,6 +70,7 @@ def import_weights(job: ImportJob, staging: Path, report: Report) -> Manifest:
         kv_type=decision.kv_type if isinstance(decision, Decision) else "float32",
         accuracy_level=_level(decision),
         kv_scales=decision.kv_scales if isinstance(decision, Decision) else None,
+        wide_channels=decision.wide_channels if isinstance(decision, Decision) else None,
     )
     if isinstance(decision, Decision) and decision.plan is not None:
         serving = staging / SERVING_GRAPH_FILE
