@@ -28,12 +28,13 @@ from magnitude.models.golden import (
     merged,
 )
 from magnitude.models.graphs.build import KvScales, build_graph
-from magnitude.models.graphs.graph import GRAPH_FILE
-from magnitude.models.graphs.linear import Bits
+from magnitude.models.graphs.graph import SERVING_GRAPH_FILE
+from magnitude.models.graphs.linear import Bits, WideChannels
 from magnitude.models.importing.accuracy import FLOAT, INT8, PLANS, Plan, apply_plan, choose_plan
 from magnitude.models.importing.graph_runner import DecoderRunner
 from magnitude.models.importing.kv_scales import HEADROOM, calibrate_kv
 from magnitude.models.importing.order import Report
+from magnitude.models.importing.wide_channels import find_wide_channels
 from magnitude.models.manifest import Verification
 from magnitude.models.sources import WeightSource
 
@@ -64,6 +65,7 @@ class Decision(msgspec.Struct, frozen=True, kw_only=True):
 
     plan: Plan | None
     accuracy_reason: str
+    wide_channels: WideChannels
     kv_type: KvType
     kv_scales: tuple[KvScales, ...] | None
     kv_origin: str
@@ -93,6 +95,7 @@ class DecoderCheck:
         self._report = report
         self._reference: list[Rows] = []
         self._reference_name = ""
+        self._wide: WideChannels = {}
         self._scales: tuple[KvScales, ...] | None = None
         self._entries: list[Verification] = []
 
@@ -120,6 +123,7 @@ class DecoderCheck:
         return Decision(
             plan=plan,
             accuracy_reason=reason,
+            wide_channels=self._wide if plan is not None and plan.wide_channels else {},
             kv_type="float32" if self._scales is None else "int8",
             kv_scales=self._scales,
             kv_origin=self._kv_origin(),
@@ -129,22 +133,23 @@ class DecoderCheck:
 
     def _choose_plan(self) -> tuple[Plan, str, DecoderRunner]:
         self._report(0.35, "building the quantised graph")
-        folder = self._folder / "quantised"
         exact = self._scratch("exact", bits=self._bits, accuracy_level=FLOAT)
         self._report(0.4, "running it with float activations")
         if not self._reference:
             self._keep("the same graph with float activations", exact)
         floats = self._compare("float activations", exact)
         shape = exact.shape
+        self._wide = find_wide_channels(exact.path, shape, self._texts)
+        built = {False: exact.path}
         del exact
-        shutil.rmtree(self._folder / "exact")
-        self._scratch("quantised", bits=self._bits)
+        built[True] = self._scratch("wide", bits=self._bits, wide_channels=self._wide).path
         runners: dict[str, DecoderRunner] = {}
         found: dict[str, Agreement] = {}
         for index, plan in enumerate(PLANS):
-            self._report(0.45 + 0.1 * index, f"running it with {plan.name}")
-            graph = folder / f"plan-{index}.onnx"
-            apply_plan(folder / GRAPH_FILE, plan, graph)
+            self._report(0.45 + 0.08 * index, f"running it with {plan.name}")
+            base = built[plan.wide_channels]
+            graph = base.with_name(f"plan-{index}.onnx")
+            apply_plan(base, plan, graph)
             runners[plan.name] = DecoderRunner(graph, shape)
             found[plan.name] = self._compare(plan.name, runners[plan.name])
         chosen, reason = choose_plan(found, floats)
@@ -153,7 +158,8 @@ class DecoderCheck:
 
     def _int8_kv(self, plan: Plan | None) -> DecoderRunner:
         self._report(0.7, "running it with an INT8 KV cache")
-        runner = self._scratch("int8-kv", bits=self._bits, plan=plan, kv_scales=self._scales)
+        wide = self._wide if plan is not None and plan.wide_channels else None
+        runner = self._scratch("int8-kv", bits=self._bits, plan=plan, kv_scales=self._scales, wide_channels=wide)
         self._refuse_broken(self._compare("INT8 KV cache", runner))
         return runner
 
@@ -171,8 +177,9 @@ class DecoderCheck:
         accuracy_level: int = INT8,
         plan: Plan | None = None,
         kv_scales: tuple[KvScales, ...] | None = None,
+        wide_channels: WideChannels | None = None,
     ) -> DecoderRunner:
-        """A graph with the logits of all positions, for comparison only."""
+        """A graph for comparison only."""
         folder = self._folder / name
         folder.mkdir()
         built = build_graph(
@@ -182,12 +189,12 @@ class DecoderCheck:
             accuracy_level=accuracy_level,
             kv_type="float32" if kv_scales is None else "int8",
             kv_scales=kv_scales,
-            all_logits=True,
+            wide_channels=wide_channels,
         )
         assert built.decoder is not None
         if plan is not None:
-            apply_plan(folder / GRAPH_FILE, plan, folder / GRAPH_FILE)
-        return DecoderRunner(folder / GRAPH_FILE, built.decoder)
+            apply_plan(folder / SERVING_GRAPH_FILE, plan, folder / SERVING_GRAPH_FILE)
+        return DecoderRunner(folder / SERVING_GRAPH_FILE, built.decoder)
 
     def _keep(self, name: str, runner: DecoderRunner) -> None:
         """Keep `runner`'s logits as the reference, in files (a wide vocabulary has gigabytes), and the KV scales."""
