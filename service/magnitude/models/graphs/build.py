@@ -60,9 +60,9 @@ def build_graph(
     converted at load) and dequantised blocks are not exact in float16.
 
     `accuracy_level` is MatMulNBits' (4: activations in INT8, 0: float). With float activations ONNX Runtime has no
-    fast kernel for a single token: on one AVX2 core 4-bit products take 4 times as long, 8-bit ones (the output
-    layer) 70 times. `kv_scales` are needed for, and only for, an int8 KV cache. `wide_channels` of a decoder's norms are multiplied in float
-    whatever the level (`linear.py`).
+    fast kernel for a few tokens: on one AVX2 core 4-bit products take 4 times as long, 8-bit ones (the output layer)
+    70 times. `kv_scales` are needed for, and only for, an int8 KV cache. `wide_channels` of a decoder's norms are
+    multiplied in float whatever the level (`linear.py`).
 
     Raises `ImportFailed` when tensors are missing, have a wrong shape or have no place in the graph (all are listed),
     and `OSError` when the folder cannot be written; half-written files are the caller's to remove.

@@ -30,9 +30,10 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
     float_parts: tuple[str, ...] = ()
 
 
-# Cheapest first. Figures are for SmolLM2-135M in its Q4_1 blocks on x86-64 with AVX2: divergence from float in nats over
-# 512 positions, and the decode rate of one stream and of four as a share of the first plan's (processor time of one
-# thread, interleaved rounds). None of them depends on the batch: the graph computes a lone token as two rows.
+# Cheapest first. Figures are for SmolLM2-135M in its Q4_1 blocks on x86-64 with AVX2: divergence from float in nats
+# over 512 positions, and the rates of decode for one stream and for four, and of prefill, as shares of the first
+# plan's (processor time of one thread, interleaved rounds). With none of them a row depends on its batch: the graph
+# computes a lone token as two rows.
 PLANS = (
     # 0.0043 nats; 1.00, 1.00
     Plan(name="INT8 activations"),

@@ -140,7 +140,9 @@ def import_weights(job: ImportJob, staging: Path, report: Report) -> Manifest:
 
 def _warnings(decision: Decision | EncoderDecision) -> tuple[str, ...]:
     """What a person should know who asked for so few bits."""
-    if isinstance(decision, Decision) or all(entry.passed for entry in decision.verification):
+    if isinstance(decision, Decision):
+        return decision.notes
+    if all(entry.passed for entry in decision.verification):
         return ()
     lowest = min(entry.cosine for entry in decision.verification if entry.cosine is not None)
     return (
