@@ -12,7 +12,6 @@ import pytest
 from engine_driver import EngineDriver, KvFile
 
 from magnitude.engine.adapters import AdapterSet
-from magnitude.engine.kv import HASH_OF_NOTHING, extend_hash, unpack_header
 from magnitude.engine.protocol import (
     Done,
     Failed,
@@ -25,6 +24,7 @@ from magnitude.engine.protocol import (
     TensorInfo,
     UnloadAdapter,
 )
+from magnitude.engine.slot_header import HASH_OF_NOTHING, extend_hash, unpack_header
 from magnitude.errors import ModelError, RequestError
 from magnitude.models.adapters import AdapterDescription, kv_hash, with_adapters
 from magnitude.models.description import ModelDescription
@@ -47,13 +47,13 @@ def base(tmp_path_factory: pytest.TempPathFactory) -> ModelDescription:
     source = open_source(GOLDEN)
     built = build_graph(source, folder, bits=4)
     assert built.decoder is not None
-    write_lora(folder / "model.onnx", folder / LORA_GRAPH_FILE, built.decoder.layers)
+    write_lora(folder / built.graph_file, folder / LORA_GRAPH_FILE, built.decoder.layers)
     model = ModelDescription(
         name="tiny",
         kind="decoder",
         family="llama",
         folder=str(folder),
-        graph_file="model.onnx",
+        graph_file=built.graph_file,
         model_hash="ab" * 32,
         weight_bytes=1,
         decoder=built.decoder,

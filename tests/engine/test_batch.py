@@ -235,7 +235,7 @@ def test_a_slot_that_does_not_hold_what_is_on_record_is_not_trusted(tiny: ModelD
     assert house.ids[2] == house.ids[1]
 
 
-def test_a_prompt_that_is_cached_whole_still_computes_its_last_token(tiny: ModelDescription, new_kv: NewKv):
+def test_a_prompt_that_is_cached_whole_still_computes_its_last_piece(tiny: ModelDescription, new_kv: NewKv):
     house = House(tiny, new_kv(tiny, slots=4))
     house.open(1, PROMPTS[2], 0, max_new_tokens=1)
     house.run()
@@ -243,5 +243,17 @@ def test_a_prompt_that_is_cached_whole_still_computes_its_last_token(tiny: Model
     house.run()
     end = house.ends[2]
     assert isinstance(end, Finished)
-    assert end.cached_tokens == 39
+    assert end.cached_tokens == 38
     assert house.ids[2][0] == house.ids[1][0]
+
+
+@pytest.mark.parametrize("length", range(1, 30))
+@pytest.mark.parametrize("chunk", [2, 3, 8])
+def test_no_piece_of_a_prompt_is_a_single_token(tiny: ModelDescription, new_kv: NewKv, length: int, chunk: int):
+    house = House(tiny, new_kv(tiny, slots=1, max_len=64), max_batch=1)
+    generation = house.open(1, [*PROMPTS[1], *PROMPTS[3]][:length], 0, prefill_chunk=chunk)
+    pieces = []
+    while generation.prefilling:
+        pieces.append(house.batch.prefill_step(None)[0].tokens)
+    assert sum(pieces) == length
+    assert min(pieces) > 1 or length == 1

@@ -1,8 +1,6 @@
 """Encoder and tensor runs: one message there, one answer back.
 
-Embeddings and scores of many clients are computed together (`encode_gate.py`). Who has another priority than normal
-does not wait for company: an interactive request goes ahead at once, a background one when nothing else wants the
-engine.
+Embeddings and scores of many clients are computed together (`encode_gate.py`); everything else is a run of its own.
 """
 
 from __future__ import annotations
@@ -68,19 +66,8 @@ class Runs:
         client: str,
     ) -> VectorsResult:
         plan = self._models.usable(model, ("embedder", "reranker"), "encode text")
-        if priority == "normal":
-            return await self._within(deadline, self.gate.embed(plan.description, inputs, token_types))
-        name = plan.description.name
-        message = Embed(request_id=self._next_id(), model=name, inputs=inputs, token_types=token_types)
-        tokens = sum(map(len, inputs))
-        submit = _submit(message, "embed", tokens=tokens, priority=priority, deadline=deadline, client=client)
-        run = self._open(submit, message)
-        answer = await run.answer()
-        if not isinstance(answer, Vectors):
-            raise unexpected(answer)
-        row_bytes = 4 * answer.width
-        rows = [answer.data[start : start + row_bytes] for start in range(0, len(answer.data), row_bytes)]
-        return VectorsResult(width=answer.width, rows=rows, queue_s=run.queue_s, run_s=answer.run_s)
+        gathered = self.gate.embed(plan.description, inputs, token_types, priority=priority, client=client)
+        return await self._within(deadline, gathered)
 
     async def embed_and_rank(
         self,
@@ -125,10 +112,10 @@ class Runs:
             raise unexpected(answer)
         return answer.outputs
 
-    async def _encode(self, message: Embed) -> Vectors:
+    async def _encode(self, message: Embed, priority: Priority) -> Vectors:
         """One batch of the gate. Its members' deadlines are watched where they wait for it."""
         tokens = sum(map(len, message.inputs))
-        submit = _submit(message, "embed", tokens=tokens, priority="normal", deadline=None, client="")
+        submit = _submit(message, "embed", tokens=tokens, priority=priority, deadline=None, client="")
         answer = await self._open(submit, message).answer()
         if not isinstance(answer, Vectors):
             raise unexpected(answer)
