@@ -22,6 +22,7 @@ app = typer.Typer(help=__doc__, no_args_is_help=True, add_completion=False, pret
 console = Console(highlight=False)
 
 CHAT_MODEL = "smollm2-135m-instruct"
+EMBEDDER = "all-minilm-l6-v2"
 MALFORMED_SEED = 1
 
 Json = Annotated[Path | None, typer.Option("--json", help="Write all figures to this file.")]
@@ -239,6 +240,136 @@ def malformed(
     write_json(json, malformed=result)
     if result.server_errors or result.silent or result.failed_valid or result.dead_processes:
         raise typer.Exit(1)
+
+
+@app.command()
+def encoders(
+    rounds: Annotated[int, typer.Option(min=1, help="Interleaved rounds of each load.")] = 7,
+    json: Json = None,
+) -> None:
+    """Memory of encoder runs, padding, and what gathering the requests of many clients brings."""
+    from bench.encoders import measure_encoders
+
+    machine = read_machine()
+    print_machine(console, machine)
+    with console.status("") as status:
+        figures = measure_encoders(
+            models_folder() / EMBEDDER, rounds=rounds, threads=machine.threads, progress=status.update
+        )
+    table = Table("MB above the loaded model", "512 positions", "then 16", "8,192", "then 16 twice", "trimmed")
+    for way in figures.arena:
+        _, _, usual, small, _, huge, _, later, _, _ = way.steps
+        table.add_row(
+            way.mode,
+            f"{usual.left_bytes / 1e6:.0f}, highest {usual.peak_bytes / 1e6:.0f}",
+            f"{small.left_bytes / 1e6:.0f}",
+            f"{huge.left_bytes / 1e6:.0f}, highest {huge.peak_bytes / 1e6:.0f}",
+            f"{later.left_bytes / 1e6:.0f}",
+            f"{way.trimmed_bytes / 1e6:.0f}",
+        )
+    console.print(table)
+    for row in figures.padding:
+        console.print(
+            f"{row.texts} texts, at most {row.max_padding:.0%} padding between buckets: {row.runs:.1f} runs, "
+            f"{row.padding:.1%} of the positions are padding"
+        )
+    for load in figures.loads:
+        console.print(
+            f"{load.name}: {load.gathered_rate:.0f} requests/s gathered ({load.rows:.1f} texts a message), "
+            f"{load.plain_rate:.0f} one by one, ratio {load.ratio.median:.2f} "
+            f"({load.ratio.low:.2f}-{load.ratio.high:.2f}); "
+            f"p95 {load.gathered_p95_ms:.0f} and {load.plain_p95_ms:.0f} ms"
+        )
+    write_json(json, encoders=figures)
+
+
+@app.command()
+def speculation(
+    rounds: Annotated[int, typer.Option(min=1, help="Interleaved rounds over all prompts.")] = 3,
+    max_tokens: Annotated[int, typer.Option(min=8, help="Most tokens of an answer.")] = 128,
+    models: Annotated[Path | None, typer.Option(help="Folder of models; unset: the imported ones.")] = None,
+    draft_model: Annotated[str, typer.Option(help="Name of a model that drafts as well; empty: none.")] = "",
+    json: Json = None,
+) -> None:
+    """Decode with speculation beside plain decode, on quotes and on free text."""
+    from bench.service_process import running_service
+    from bench.speculation import measure_speculation
+    from bench.verification import measure_verification
+
+    machine = read_machine()
+    print_machine(console, machine)
+    folder = models or models_folder()
+    runs = measure_verification(folder / CHAT_MODEL, machine.threads)
+    table = Table(
+        "positions of a run", "ms", "plain steps", "logits equal to the bit", "same best", "differ by at most"
+    )
+    for run in runs:
+        table.add_row(
+            str(run.positions),
+            f"{run.run_ms:.1f}",
+            f"{run.run_steps:.2f}",
+            f"{run.equal_rows} of {run.rows}",
+            f"{run.same_top} of {run.rows}",
+            f"{run.largest_difference:.3g}",
+        )
+    console.print(table)
+    auto: dict[str, Any] = {"speculation": "auto", "draft_model": draft_model or None}
+    with (
+        running_service(folder, {"engine": {"speculation": "off"}}) as plain,
+        running_service(folder, {"engine": auto}) as drafting,
+        console.status("") as status,
+    ):
+        results = measure_speculation(plain, drafting, rounds, max_tokens, status.update)
+    table = Table("task", "plain tokens/s", "speculating", "ratio by answer", "of all", "accepted", "same text")
+    for result in results:
+        ratio = result.ratio
+        table.add_row(
+            result.task,
+            f"{result.plain_rate.median:.1f}",
+            f"{result.drafting_rate.median:.1f}",
+            f"{ratio.median:.2f} ({ratio.low:.2f} to {ratio.high:.2f})",
+            f"{result.total_ratio:.3f}, processor {result.total_cpu_ratio:.3f}; goal {result.goal:.2f}",
+            f"{result.accepted_tokens} of {result.drafted_tokens}",
+            f"{result.same_texts} of {result.answers}",
+        )
+    console.print(table)
+    write_json(json, verification=runs, speculation=results)
+
+
+@app.command()
+def adapters(
+    rounds: Annotated[int, typer.Option(min=1, help="Interleaved rounds.")] = 15,
+    json: Json = None,
+) -> None:
+    """Time and memory of LoRA adapters beside the plain graph and a second whole model."""
+    import tempfile
+
+    from bench.adapters import RANKS, base_with_lora, memory_held, random_adapter, step_costs
+
+    machine = read_machine()
+    print_machine(console, machine)
+    source = models_folder() / CHAT_MODEL
+    with tempfile.TemporaryDirectory() as scratch, console.status("") as status:
+        work = Path(scratch)
+        base, second = base_with_lora(source, work / "base"), base_with_lora(source, work / "second")
+        made = {rank: random_adapter(base, rank, work / "adapters") for rank in RANKS}
+        status.update("memory")
+        held = memory_held(base, list(made.values()), second, machine.threads)
+        status.update("time")
+        costs = step_costs(base, made, machine.threads, rounds)
+    table = Table("run", "rank", "time, x plain graph", "processor time, x plain graph")
+    for cost in costs:
+        table.add_row(cost.run, str(cost.rank), f"{cost.ratio.median:.2f}", f"{cost.processor_ratio.median:.2f}")
+    console.print(table)
+    table = Table("an engine with", "RSS, MB", "Pss", "weights and adapters, mapped", "anonymous", "KV")
+    for entry in held:
+        memory = entry.memory
+        kinds = (memory.rss_bytes, memory.pss_bytes, memory.weights_bytes, memory.anon_bytes, memory.kv_bytes)
+        table.add_row(entry.holding, *(f"{size / 1e6:.0f}" for size in kinds))
+    console.print(table)
+    sizes = ", ".join(f"rank {rank} {adapter.size_bytes / 1e6:.1f} MB" for rank, adapter in made.items())
+    console.print(f"adapters on disk: {sizes}")
+    write_json(json, costs=costs, held=held)
 
 
 def contender_plans(gguf: Path | None) -> list[ContenderPlan]:

@@ -13,7 +13,7 @@ from magnitude.config import EngineSettings, ModelsSettings, Settings
 from magnitude.errors import BudgetExceeded, ModelError
 from magnitude.models.description import ModelDescription
 from magnitude.paths import Paths
-from magnitude.service import Service, choose_models, find_models
+from magnitude.service import Service, choose_models, find_draft_model, find_models
 
 GOLDEN = Path(__file__).parent / "golden"
 
@@ -48,6 +48,11 @@ def test_models_named_in_the_configuration_are_served_beside_the_chat_model() ->
     assert chosen([CHAT, EMBEDDER, PLAIN, SECOND], load=["second", "p"]) == ["chat", "second", "p"]
     assert chosen([CHAT, EMBEDDER], load=["chat"]) == ["chat"]
     assert chosen([CHAT, EMBEDDER], load=[]) == ["chat"]
+
+
+def test_a_draft_model_is_not_taken_for_the_chat_model() -> None:
+    settings = Settings(engine=EngineSettings(draft_model="chat"))
+    assert [model.name for model in choose_models(settings, [CHAT, SECOND])] == ["second"]
 
 
 def test_a_name_that_is_not_there_is_refused_with_those_that_are() -> None:
@@ -110,6 +115,19 @@ def test_a_models_folder_in_the_configuration_replaces_the_usual_one(paths: Path
 
 
 # --- memory ---
+
+
+def test_the_draft_model_is_found_by_name_unless_speculation_is_off(paths: Paths) -> None:
+    add_model(paths.models, "small")
+    wished = EngineSettings(draft_model="small")
+    found = find_draft_model(Settings(engine=wished), paths.models)
+    assert found is not None
+    assert found.name == "small"
+    assert find_draft_model(Settings(), paths.models) is None
+    off = msgspec.structs.replace(wished, speculation="off")
+    assert find_draft_model(Settings(engine=off), paths.models) is None
+    with pytest.raises(ModelError, match="absent"):
+        find_draft_model(Settings(engine=EngineSettings(draft_model="absent")), paths.models)
 
 
 def board(root: Path, free_mb: int) -> HostRoots:

@@ -106,13 +106,36 @@ class TooLarge(RequestError):
 
 
 class Overloaded(MagnitudeError):
-    """The queue is full; `retry_after_s` is when it is worth asking again."""
+    """The queue is full; `retry_after_s` is when it is worth asking again. `position`: the place in the queue that
+    the request would have had (1 is next); None when there is no queue to stand in."""
 
     code = "queue_full"
 
-    def __init__(self, message: str, *, retry_after_s: float = 1.0, hint: str = "", param: str | None = None):
+    def __init__(
+        self,
+        message: str,
+        *,
+        retry_after_s: float = 1.0,
+        position: int | None = None,
+        hint: str = "",
+        param: str | None = None,
+    ):
         super().__init__(message, hint=hint, param=param)
         self.retry_after_s = retry_after_s
+        self.position = position
+
+
+class DeadlineExceeded(MagnitudeError):
+    """The answer was not complete at its hard deadline. What was done by then: `prompt_tokens` processed (those
+    found in the cache included), `new_tokens` generated, and the `text` of them where nobody has it yet."""
+
+    code = "deadline_exceeded"
+
+    def __init__(self, message: str, *, prompt_tokens: int = 0, new_tokens: int = 0, text: str = "", hint: str = ""):
+        super().__init__(message, hint=hint)
+        self.prompt_tokens = prompt_tokens
+        self.new_tokens = new_tokens
+        self.text = text
 
 
 class Cancelled(MagnitudeError):

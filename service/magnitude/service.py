@@ -23,25 +23,26 @@ from magnitude.board.memory import effective_memory
 from magnitude.board.roots import HostRoots
 from magnitude.config import Settings
 from magnitude.engine.client import EngineLink
-from magnitude.engine.kv_layout import KvLayout
-from magnitude.engine.protocol import ToService
+from magnitude.engine.protocol import PoolUse, Steps, ToService
 from magnitude.errors import EngineNotReady, MagnitudeError, ModelError
 from magnitude.feedback.metrics import Metrics
 from magnitude.feedback.records import Feedback
 from magnitude.intake.app import build_app
 from magnitude.intake.serve import serve
 from magnitude.intake.sockets import open_sockets
-from magnitude.models.catalogue import BrokenModel, open_folder, resolve, scan
+from magnitude.models.adapters import with_adapters
+from magnitude.models.catalogue import BrokenModel, find, open_folder, resolve, scan
 from magnitude.models.description import ModelDescription
 from magnitude.paths import Paths, find_paths
 from magnitude.policy.fitting import fit_together
-from magnitude.policy.strategy import BoardFacts, Strategy, default_strategy
+from magnitude.policy.strategy import BoardFacts, Strategy, default_strategy, draft_bytes
 from magnitude.schedule.dispatcher import Dispatcher
 from magnitude.schedule.fresh_engine import FreshEngine
 from magnitude.schedule.golden_gate import GoldenGate
-from magnitude.schedule.kv_memory import KvMemory
 from magnitude.schedule.loading import ModelLoader, load_deadline_s
 from magnitude.schedule.plan import ModelPlan
+from magnitude.schedule.slot_files import SlotFiles
+from magnitude.schedule.throughput import Throughput
 from magnitude.supervise.lifecycle import EngineLifecycle, LoadFailed, ModelsReady
 from magnitude.supervise.supervisor import EngineSupervisor
 from magnitude.text.catalogue import TextCatalogue
@@ -58,8 +59,8 @@ FAREWELL_S = 1.0
 def choose_models(settings: Settings, found: list[ModelDescription]) -> list[ModelDescription]:
     """The models to serve, default chat model first.
 
-    The chat model is the first decoder of `found`. Besides it come those that `models.load` names, or every model
-    that is not a decoder. Raises `ModelError` for a name that is not there.
+    The chat model is the first decoder of `found` that is more than a draft model. Besides it come those that
+    `models.load` names, or every model that is not a decoder. Raises `ModelError` for a name that is not there.
     """
     by_name = {model.name: model for model in found}
     if settings.models.load is not None:
@@ -73,7 +74,8 @@ def choose_models(settings: Settings, found: list[ModelDescription]) -> list[Mod
         others = [by_name[name] for name in settings.models.load]
     else:
         others = [model for model in found if model.kind != "decoder"]
-    chat = next((model for model in found if model.kind == "decoder"), None)
+    decoders = [model for model in found if model.kind == "decoder"]
+    chat = next((model for model in decoders if model.name != settings.engine.draft_model), None)
     chosen = [chat] if chat is not None else []
     return chosen + [model for model in others if model is not chat]
 
@@ -102,6 +104,22 @@ def find_models(settings: Settings, models_folder: Path) -> list[ModelDescriptio
     return chosen
 
 
+def find_draft_model(settings: Settings, models_folder: Path) -> ModelDescription | None:
+    """The model that `engine.draft_model` names. Raises `ModelError` when it is not there or no decoder."""
+    name = settings.engine.draft_model
+    if name is None or settings.engine.speculation == "off":
+        return None
+    folder = Path(settings.models.folder) if settings.models.folder else models_folder
+    model = open_folder(find(folder, name))
+    if model.kind != "decoder":
+        raise ModelError(
+            f"engine.draft_model names {name}, which generates no text",
+            param="engine.draft_model",
+            hint="Name a small model of the chat model's family, or leave it unset",
+        )
+    return model
+
+
 class Service:
     """One running service: the engine's supervisor and the dispatcher in front of it."""
 
@@ -109,9 +127,12 @@ class Service:
         self.settings = settings
         self.feedback = Feedback()
         self._golden = GoldenGate(paths.state)
+        self._throughput = Throughput(paths.state)
         self._cpu = read_cpu(roots)
         board = BoardFacts(usable_threads=self._cpu.threads)
-        plans = self._plans(find_models(settings, paths.models), board, effective_memory(roots).headroom_bytes)
+        draft = find_draft_model(settings, paths.models)
+        free_bytes = effective_memory(roots).headroom_bytes - draft_bytes(draft, settings.engine)
+        plans = self._plans(find_models(settings, paths.models), board, free_bytes, draft)
         self.supervisor = EngineSupervisor(
             EngineLifecycle(load_deadline_s=load_deadline_s(plans), step_deadline_s=settings.engine.step_deadline_s),
             load=self._load,
@@ -126,6 +147,9 @@ class Service:
             max_queue=settings.server.max_queue,
             feedback=self.feedback,
             engine=self.supervisor,
+            schedule=settings.schedule,
+            kv=settings.kv,
+            files=SlotFiles(paths.state / "kv", roots=roots),
         )
         self.loader = ModelLoader(self.dispatcher, self._admit)
 
@@ -137,7 +161,9 @@ class Service:
             service_rss_bytes=lambda: process.memory_info().rss,
             engine_rss_bytes=lambda: supervisor.heartbeat.rss_bytes if supervisor.heartbeat else 0,
             kv_bytes=self.dispatcher.kv_resident_bytes,
+            run_pool=lambda: supervisor.heartbeat.run_pool if supervisor.heartbeat else PoolUse(),
         )
+        metrics.watch_runs(self.feedback.runs.figures)
         metrics.watch_load(
             running=lambda: self.dispatcher.running,
             queued=lambda: self.dispatcher.waiting,
@@ -150,11 +176,16 @@ class Service:
         await self.supervisor.stop()
         await self.dispatcher.close()
 
-    def _plans(self, models: list[ModelDescription], board: BoardFacts, free_bytes: int) -> list[ModelPlan]:
-        """Plans that fit together. The chat model must fit; another one that does not is left out and reported."""
+    def _plans(
+        self, models: list[ModelDescription], board: BoardFacts, free_bytes: int, draft: ModelDescription | None
+    ) -> list[ModelPlan]:
+        """Plans that fit together. The chat model must fit; another one that does not is left out and reported.
+
+        `draft` drafts for the chat model.
+        """
 
         def wish(model: ModelDescription) -> Strategy:
-            return default_strategy(board, self.settings.engine, model.decoder)
+            return default_strategy(board, self.settings.engine, model.decoder, self.settings.kv)
 
         fitted = fit_together(models, wish, free_bytes)
         for model, error in fitted.left_out:
@@ -173,7 +204,14 @@ class Service:
                         }
                     },
                 )
-        return [ModelPlan(model, strategy, _kv_memory(model, strategy)) for model, strategy in fitted.served]
+        share = self.settings.kv.share_prefixes
+        plans = []
+        for model, strategy in fitted.served:
+            served, adapters = with_adapters(model)
+            plans.append(ModelPlan(served, strategy, adapters=adapters, share_prefixes=share))
+        if plans and plans[0].strategy.max_draft:
+            plans[0].draft = draft
+        return plans
 
     # --- what the supervisor tells ---
 
@@ -182,16 +220,18 @@ class Service:
 
     async def _admit(self, plan: ModelPlan, graph_file: str, engine: FreshEngine) -> MagnitudeError | None:
         hello = self.supervisor.hello
-        return await self._golden.admit(
-            plan,
-            engine,
-            graph_file=graph_file,
-            ort_version=hello.ort_version if hello else "",
-            cpu_features=self._cpu.features,
+        ort_version = hello.ort_version if hello else ""
+        failure = await self._golden.admit(
+            plan, engine, graph_file=graph_file, ort_version=ort_version, cpu_features=self._cpu.features
         )
+        if failure is None:
+            await self._throughput.measure(plan, engine, ort_version=ort_version, cpu_features=self._cpu.features)
+        return failure
 
     def _on_message(self, message: ToService) -> None:
-        if not self.loader.on_message(message):
+        if isinstance(message, Steps):
+            self.feedback.runs.add(message)
+        elif not self.loader.on_message(message):
             self.dispatcher.on_message(message)
 
     def _on_up(self, link: EngineLink) -> None:
@@ -204,12 +244,6 @@ class Service:
         self.dispatcher.refuse_all(
             EngineNotReady(f"the engine cannot serve: {reason}", hint="See 'magnitude doctor', then restart")
         )
-
-
-def _kv_memory(model: ModelDescription, strategy: Strategy) -> KvMemory | None:
-    if model.decoder is None:
-        return None
-    return KvMemory(model.name, KvLayout.of(model.decoder, slots=strategy.slots, max_len=strategy.context_length))
 
 
 async def _report_text_problems(models: Sequence[ModelDescription], texts: TextCatalogue) -> None:
@@ -239,6 +273,7 @@ async def _serve(settings: Settings, paths: Paths, environ: MutableMapping[str, 
     app = build_app(service.dispatcher, settings, texts=texts, metrics=metrics)
     addresses = ", ".join(listening.address for listening in sockets)
     watch = loop.create_task(service.supervisor.run())
+    keeping = loop.create_task(service.dispatcher.conversations.run())
     # Tokenizers are read while the engine starts, so that the first request does not wait for them.
     reading = loop.create_task(_report_text_problems(service.dispatcher.models(), texts))
     farewell = loop.create_task(_say_farewell(service.dispatcher, stop))
@@ -258,7 +293,7 @@ async def _serve(settings: Settings, paths: Paths, environ: MutableMapping[str, 
         )
     finally:
         failed = watch.done() and not watch.cancelled() and watch.exception()
-        for task in (watch, reading, farewell):
+        for task in (watch, reading, farewell, keeping):
             task.cancel()
         await service.stop()
         log.info("stopped")

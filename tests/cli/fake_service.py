@@ -65,6 +65,8 @@ class FakeService:
         self.hang_after: int | None = None
         self.hung_up = threading.Event()
         self.requests: list[dict[str, Any]] = []
+        self.kept: list[dict[str, Any]] = []
+        self.more_state: dict[str, Any] = {}
         self.keys: list[str | None] = []
         self.socket = ""
 
@@ -77,6 +79,7 @@ class FakeService:
                 Route("/v1/models", lambda request: JSONResponse({"data": [{"id": "tiny-chat"}]})),
                 Route("/v1/magnitude/state", self._state),
                 Route("/v1/chat/completions", self._chat, methods=["POST"]),
+                Route("/v1/magnitude/kv", self._kv, methods=["GET", "DELETE"]),
             ]
         )
 
@@ -89,7 +92,16 @@ class FakeService:
         if self.error:
             return JSONResponse(self.error[1], self.error[0])
         health = {**STATE["health"], "ready": self.ready}  # type: ignore[dict-item]
-        return JSONResponse({**STATE, "health": health})
+        return JSONResponse({**STATE, "health": health, **self.more_state})
+
+    def _kv(self, request: Request) -> Response:
+        self.keys.append(request.headers.get("authorization"))
+        if request.method == "GET":
+            return JSONResponse({"object": "list", "data": self.kept})
+        named = request.query_params.get("model")
+        gone = [one for one in self.kept if named in (None, one["model"])]
+        self.kept = [one for one in self.kept if one not in gone]
+        return JSONResponse({"deleted": len(gone)})
 
     async def _chat(self, request: Request) -> Response:
         body = await request.json()
@@ -114,6 +126,7 @@ class FakeService:
                 "prompt_tokens": 40,
                 "completion_tokens": len(self.pieces),
                 "total_tokens": 40 + len(self.pieces),
+                "prompt_tokens_details": {"cached_tokens": 8},
             }
             yield event({"choices": [], "usage": usage})
             yield "data: [DONE]\n\n"

@@ -78,7 +78,12 @@ def test_a_streamed_answer_arrives_in_pieces_with_its_end_and_usage(service: Fak
         deltas = list(client.chat({"messages": []}))
     assert "".join(delta.text for delta in deltas) == "Paris."
     assert [delta.finish_reason for delta in deltas if delta.finish_reason] == ["stop"]
-    assert deltas[-1].usage == {"prompt_tokens": 40, "completion_tokens": 2, "total_tokens": 42}
+    assert deltas[-1].usage == {
+        "prompt_tokens": 40,
+        "completion_tokens": 2,
+        "total_tokens": 42,
+        "prompt_tokens_details": {"cached_tokens": 8},
+    }
     assert service.requests[0]["stream"] is True
 
 

@@ -6,15 +6,25 @@ import json
 import shutil
 from pathlib import Path
 
+import msgspec
 import pytest
 import typer
 from typer.testing import CliRunner
 
 from magnitude.cli import budget, import_, list_, rm, show
 from magnitude.errors import BudgetExceeded, ImportFailed, ModelError, RequestError
+from magnitude.models.adapters import ADAPTER_FILE, AdapterManifest, write_adapter_manifest
 from magnitude.models.description import DecoderShape, SpecialTokens
 from magnitude.models.integrity import file_entry, model_hash
-from magnitude.models.manifest import Manifest, Quantisation, SourceEntry, TensorGroup, Verification, write_manifest
+from magnitude.models.manifest import (
+    Manifest,
+    Quantisation,
+    SourceEntry,
+    TensorGroup,
+    Verification,
+    read_manifest,
+    write_manifest,
+)
 
 GOLDEN = Path(__file__).resolve().parent.parent / "golden"
 app = typer.Typer()
@@ -167,3 +177,72 @@ def test_import_of_nothing_is_an_error_and_leaves_nothing(models: Path, tmp_path
     with pytest.raises(ImportFailed, match="no such file"):
         run("import", str(tmp_path / "absent.gguf"))
     assert list(models.iterdir()) == []
+
+
+def adapter_of_chat(models: Path) -> Path:
+    """The model `chat` with a LoRA graph and an adapter `poet` that nobody looks into."""
+    manifest = read_manifest(models / "chat")
+    (models / "chat" / "lora.onnx").write_bytes(b"graph")
+    write_manifest(models / "chat", msgspec.structs.replace(manifest, lora_graph_file="lora.onnx"))
+    folder = models / "chat" / "adapters" / "poet"
+    folder.mkdir(parents=True)
+    (folder / ADAPTER_FILE).write_bytes(bytes(3000))
+    write_adapter_manifest(
+        folder,
+        AdapterManifest(
+            schema=1,
+            name="poet",
+            base="chat",
+            base_hash=manifest.model_hash,
+            source_format="peft",
+            source_file="poet",
+            source_sha256="00",
+            adapter=file_entry(folder / ADAPTER_FILE),
+            rank=8,
+            modules=("self_attn.q_proj", "mlp.down_proj"),
+            layers=30,
+            parameters=700,
+            notes=("trained for chat",),
+            licence="mit",
+        ),
+    )
+    return folder
+
+
+def test_list_and_show_know_adapters(models: Path) -> None:
+    folder = adapter_of_chat(models)
+    output = run("list")
+    assert "chat:poet" in output and "rank 8" in output
+    assert json.loads(run("list", "--json"))[0]["adapters"][0]["name"] == "poet"
+    output = run("show", "chat:poet", "--verify")
+    for part in ("q_proj, down_proj", "700 parameters", "mit", "compared with its sha256", "trained for chat"):
+        assert part in output
+    assert json.loads(run("show", "chat:poet", "--json"))["manifest"]["rank"] == 8
+    assert "poet" in run("show", "chat")
+    (folder / ADAPTER_FILE).write_bytes(bytes(2999) + b"x")
+    with pytest.raises(ModelError, match="sha256 differs"):
+        run("show", "chat:poet", "--verify")
+    (folder / ADAPTER_FILE).write_bytes(b"")
+    assert "chat:poet cannot be used" in run("list")
+    with pytest.raises(ModelError, match="no adapter 'prose'"):
+        run("show", "chat:prose")
+
+
+def test_rm_removes_one_adapter_or_all_with_the_model(models: Path) -> None:
+    adapter_of_chat(models)
+    for name in ("chat:nobody", "chat:", "chat:../..", "nobody:poet"):
+        with pytest.raises(ModelError):
+            run("rm", name, "--yes")
+    run("rm", "chat:poet", "--yes")
+    assert (models / "chat" / "manifest.json").exists()
+    assert list((models / "chat" / "adapters").iterdir()) == []
+    adapter_of_chat(models)
+    run("rm", "chat", "--yes")
+    assert not (models / "chat").exists()
+
+
+def test_options_of_models_are_refused_for_an_adapter(models: Path, tmp_path: Path) -> None:
+    with pytest.raises(RequestError, match="--bits is for models"):
+        run("import", str(tmp_path), "--adapter-for", "chat", "--bits", "4")
+    with pytest.raises(ImportFailed, match="no LoRA adapter"):
+        run("import", str(tmp_path), "--adapter-for", "chat")

@@ -8,6 +8,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+import msgspec
 import pytest
 from fake_service import FakeService
 from typer.testing import CliRunner
@@ -15,6 +16,7 @@ from typer.testing import CliRunner
 import magnitude
 from magnitude.cli.main import app, find_verbs
 from magnitude.config.load import load_text
+from schedule_samples import BUSY
 
 SOURCE = str(Path(magnitude.__file__).parent.parent)
 
@@ -146,6 +148,39 @@ def test_ps_shows_models_memory_and_queue(cli: CliRunner, service: FakeService) 
     assert service.keys == ["Bearer secret"]
 
 
+def test_ps_shows_slots_prefixes_conversations_and_segments(cli: CliRunner, service: FakeService) -> None:
+    service.more_state = {"schedule": msgspec.to_builtins(BUSY)}
+    shown = cli.invoke(app, ["ps", "--url", f"unix:{service.socket}"]).stdout
+    for said in (
+        "tiny-chat: KV slots 3 running, 7 idle, 5 free; 90.0 MB of 400 MB in 9000 tokens",
+        "compute slots: 3 of 4 busy; waiting 1 interactive, 2 background; 1 paused, 2 reserved, 8 preempted",
+        "conversations: 9 now, 11.2 taken in freely, 16.0 keep the compute slots busy; 4 saved (12.0 MB)",
+        "prefixes: 120 hits, 14 misses (differs 9, evicted 5); 41200 tokens not computed again",
+        "task chat: computes 1.25 s (31), waits 3.75 s (28)",
+        "task tool: computes 0.50 s (2), waits unknown",
+        "encoder and tensor runs: 1 running, 3 waiting",
+    ):
+        assert said in shown, shown
+
+
+def test_ps_says_what_was_cached_drafted_and_batched_where_there_was_any(
+    cli: CliRunner, service: FakeService
+) -> None:
+    common = {"failed": 0, "cancelled": 0, "queue_p95_s": 0.1, "prefill_tokens_per_s": 100.0}
+    rates = {"decode_tokens_per_s": 20.0, "run_p50_s": 1.0, "run_p95_s": 2.0}
+    shares = {"cached_share": 0.75, "accepted_share": 0.5, "batch": 2.5}
+    service.more_state = {
+        "figures": {
+            "generate a": {"count": 1, **common, **rates, **shares},
+            "embed b": {"count": 2, **common, **rates},
+        }
+    }
+    shown = cli.invoke(app, ["ps", "--url", f"unix:{service.socket}"]).stdout.splitlines()
+    first, second = (line for line in shown if "done" in line)
+    assert first.endswith("75% of prompts cached; 50% of drafts right; batch 2.5")
+    assert second.endswith("P95 2.000 s")
+
+
 def test_ps_has_a_failing_status_when_the_service_is_not_ready(cli: CliRunner, service: FakeService) -> None:
     service.ready = False
     assert cli.invoke(app, ["ps", "--url", f"unix:{service.socket}"]).exit_code == 1
@@ -227,11 +262,12 @@ def test_bench_states_conditions_and_medians(cli: CliRunner, service: FakeServic
     assert result.exit_code == 0, result.output
     said = json.loads(result.stdout)
     assert said["median"]["rounds"] == 3
-    assert said["median"]["prompt_tokens"] == 40
+    assert (said["median"]["prompt_tokens"], said["median"]["cached_tokens"]) == (40, 8)
     assert "9.9.9" in said["conditions"]["service"]
     assert len({request["messages"][0]["content"] for request in service.requests}) == 4
     text = cli.invoke(app, ["bench", "-n", "1", "--url", f"unix:{service.socket}"]).stdout
     assert "tokens/s" in text
+    assert "prompt 40 tokens (8 cached)" in text
 
 
 def test_doctor_prints_findings_and_has_the_worst_ones_status(cli: CliRunner) -> None:

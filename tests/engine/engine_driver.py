@@ -27,6 +27,7 @@ from magnitude.engine.protocol import (
     SamplerSettings,
     Shutdown,
     Stats,
+    Steps,
     Tokens,
 )
 from magnitude.engine.wire import FrameReader, encode_frame
@@ -65,6 +66,7 @@ class EngineDriver:
         self._received: deque[Message] = deque()
         self._next_id = 0
         self.heartbeats: list[Heartbeat] = []
+        self.steps: list[Steps] = []
         self.hello: Hello | None = None
         if hello:
             self.hello = self.wait(Hello)
@@ -96,14 +98,17 @@ class EngineDriver:
         self.sock.sendall(frame[sent:])
 
     def next(self) -> Message:
-        """The next message that is no heartbeat. Raises `EOFError` when the engine is gone."""
+        """The next message that is no heartbeat and no report of steps. Raises `EOFError` when the engine is gone."""
         deadline = time.monotonic() + PATIENCE_S
         while True:
             while self._received:
                 message = self._received.popleft()
-                if not isinstance(message, Heartbeat):
+                if isinstance(message, Heartbeat):
+                    self.heartbeats.append(message)
+                elif isinstance(message, Steps):
+                    self.steps.append(message)
+                else:
                     return message
-                self.heartbeats.append(message)
             if time.monotonic() > deadline:
                 raise TimeoutError("the engine says nothing but heartbeats")
             data = self.sock.recv(1 << 20)
@@ -128,7 +133,8 @@ class EngineDriver:
     def send_load(self, model: ModelDescription, kv: KvFile | None = None, threads: int = 1) -> int:
         request_id = self.new_id()
         layout = kv.layout if kv else None
-        message = LoadModel(request_id=request_id, model=model, threads=threads, kv=layout)
+        max_batch = layout.slots if layout else 1
+        message = LoadModel(request_id=request_id, model=model, threads=threads, kv=layout, max_batch=max_batch)
         self.send(message, kv.fd if kv else None)
         return request_id
 

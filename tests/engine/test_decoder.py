@@ -24,9 +24,14 @@ def open_decoder(model: ModelDescription, file: KvFile) -> Decoder:
     return Decoder(model, session, KvMemory(file.fd, file.layout))
 
 
+def run(decoder: Decoder, slot: int, ids: list[int], past: int) -> np.ndarray:
+    decoder.show(decoder.prefill_row, slot)
+    return decoder.extend(decoder.prefill_row, ids, past)[0]
+
+
 def prefill(decoder: Decoder, ids: list[int], chunk: int, slot: int = 0) -> np.ndarray:
     for past in range(0, len(ids), chunk):
-        row = decoder.run(slot, ids[past : past + chunk], past)
+        row = run(decoder, slot, ids[past : past + chunk], past)
     return row.copy()
 
 
@@ -49,15 +54,15 @@ def test_the_kv_cache_is_written_in_place_in_the_shared_memory(tiny: ModelDescri
     other = open_decoder(tiny, file)
     undisturbed = open_decoder(tiny, new_kv(tiny))
     prefill(undisturbed, PROMPT, 8, slot=1)
-    assert np.array_equal(other.run(1, [7], len(PROMPT)), undisturbed.run(1, [7], len(PROMPT)))
+    assert np.array_equal(run(other, 1, [7], len(PROMPT)), run(undisturbed, 1, [7], len(PROMPT)))
 
 
 def test_doing_a_step_again_gives_the_same_numbers(tiny: ModelDescription, new_kv: NewKv):
     decoder = open_decoder(tiny, new_kv(tiny))
     prefill(decoder, PROMPT, 8)
-    first = decoder.run(0, [7], len(PROMPT)).copy()
-    decoder.run(0, [8], len(PROMPT) + 1)
-    assert np.array_equal(decoder.run(0, [7], len(PROMPT)), first)
+    first = run(decoder, 0, [7], len(PROMPT)).copy()
+    run(decoder, 0, [8], len(PROMPT) + 1)
+    assert np.array_equal(run(decoder, 0, [7], len(PROMPT)), first)
 
 
 def test_slots_do_not_touch_each_other(tiny: ModelDescription, new_kv: NewKv):
@@ -65,8 +70,8 @@ def test_slots_do_not_touch_each_other(tiny: ModelDescription, new_kv: NewKv):
     alone = prefill(decoder, PROMPT, 8, slot=0)
     prefill(decoder, PROMPT[::-1], 8, slot=1)
     past = len(PROMPT) - 1
-    assert np.array_equal(decoder.run(0, PROMPT[-1:], past), decoder.run(0, PROMPT[-1:], past))
-    assert np.allclose(decoder.run(0, PROMPT[-1:], past), alone, atol=2e-4)
+    assert np.array_equal(run(decoder, 0, PROMPT[-1:], past), run(decoder, 0, PROMPT[-1:], past))
+    assert np.allclose(run(decoder, 0, PROMPT[-1:], past), alone, atol=2e-4)
 
 
 @pytest.mark.parametrize("chunk", [1, 7, 40])
@@ -79,7 +84,7 @@ def test_a_graph_with_logits_for_all_positions_gives_those_of_the_last(folder: P
     assert got.shape == (VOCAB,)
     assert np.allclose(got, want, atol=1e-4)
     # A step after a chunk: the chunk's own buffer is gone by then.
-    assert np.isfinite(decoder.run(0, [3], len(PROMPT))).all()
+    assert np.isfinite(run(decoder, 0, [3], len(PROMPT))).all()
 
 
 def test_half_precision_logits_and_kv_come_back_as_float32(folder: Path, new_kv: NewKv):
@@ -97,15 +102,15 @@ def test_position_ids_are_fed_where_the_graph_wants_them(folder: Path, new_kv: N
     whole = prefill(decoder, PROMPT, 40)
     assert np.allclose(prefill(decoder, PROMPT, 8), whole, atol=2e-4)
     # The same token elsewhere is not the same.
-    assert not np.allclose(decoder.run(0, [5], 3).copy(), decoder.run(0, [5], 4))
+    assert not np.allclose(run(decoder, 0, [5], 3).copy(), run(decoder, 0, [5], 4))
 
 
 def test_a_token_outside_the_vocabulary_fails_the_run_and_not_the_decoder(tiny: ModelDescription, new_kv: NewKv):
     decoder = open_decoder(tiny, new_kv(tiny))
     with pytest.raises(EngineError) as caught:
-        decoder.run(0, [VOCAB + 5], 0)
+        run(decoder, 0, [VOCAB + 5], 0)
     assert caught.value.code == "model_run_failed"
-    assert np.isfinite(decoder.run(0, [1], 0)).all()
+    assert np.isfinite(run(decoder, 0, [1], 0)).all()
 
 
 def test_a_graph_that_is_not_what_its_description_says_is_refused(folder: Path, new_kv: NewKv):

@@ -2,26 +2,15 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import msgspec
 import numpy as np
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 from tiny_decoder import write_encoder
 
-from magnitude.engine.encoder import EncodeJob, Encoder, plan_runs
+from magnitude.engine.encoder import EncodeJob, Encoder
 from magnitude.engine.protocol import Embed, Vectors
 from magnitude.engine.sessions import open_session
-from magnitude.errors import ContextLengthExceeded, RequestError
-
-
-@given(lengths=st.lists(st.integers(1, 64), max_size=200), limit=st.integers(1, 512))
-def test_every_input_is_in_exactly_one_run_and_runs_are_bounded(lengths: list[int], limit: int):
-    plans = plan_runs(lengths, max_tokens=64, max_run_tokens=limit, step=16)
-    assert sorted(i for plan in plans for i in plan.indices) == list(range(len(lengths)))
-    for plan in plans:
-        assert all(lengths[i] <= plan.padded_tokens <= 64 for i in plan.indices)
-        assert all(plan.padded_tokens - lengths[i] < 16 for i in plan.indices)
-        assert len(plan.indices) * plan.padded_tokens <= limit or len(plan.indices) == 1
+from magnitude.errors import ContextLengthExceeded, ModelError, RequestError
 
 
 @pytest.fixture
@@ -64,3 +53,40 @@ def test_inputs_that_cannot_be_encoded_are_refused(encoder: Encoder):
     for inputs, types in (([[]], None), ([[-1]], None), ([[1, 2]], [[0]]), ([[1]], [[0], [0]])):
         with pytest.raises(RequestError):
             vectors(encoder, inputs, types)
+
+
+class Ticking:
+    """A clock that moves `step_s` at each look."""
+
+    def __init__(self, step_s: float) -> None:
+        self.step_s = step_s
+        self.now_s = 0.0
+
+    def __call__(self) -> float:
+        self.now_s += self.step_s
+        return self.now_s
+
+
+def test_a_run_has_as_many_tokens_as_fit_the_time_that_a_decode_step_may_wait(folder: Path):
+    model = write_encoder(folder)
+    clock = Ticking(0.032)
+    encoder = Encoder(model, open_session(folder / "model.onnx", 1), max_run_s=0.1, clock=clock)
+    # Nothing is known before the first run, so it is small: 64 tokens, which take 0.032 s by this clock.
+    job = EncodeJob(Embed(request_id=1, model="tiny-encoder", inputs=[[1] * 16] * 50), encoder)
+    job.advance()
+    assert encoder.run_tokens == 200
+    runs = 1
+    while not job.finished:
+        job.advance()
+        runs += 1
+    # 4 texts, then 12; those took as long, so a token looked cheaper, and the rest went in one run after the next.
+    assert runs < 50 / 4
+
+
+def test_an_encoder_with_other_types_or_names_is_refused(folder: Path):
+    model = write_encoder(folder)
+    session = open_session(folder / "model.onnx", 1)
+    assert model.encoder is not None
+    other = msgspec.structs.replace(model, encoder=msgspec.structs.replace(model.encoder, output="scores"))
+    with pytest.raises(ModelError):
+        Encoder(other, session)

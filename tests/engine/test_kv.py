@@ -8,17 +8,17 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tiny_decoder import layout_of
 
-from magnitude.engine.kv import (
+from magnitude.engine.kv import KvMemory
+from magnitude.engine.kv_layout import ALIGN_BYTES
+from magnitude.engine.slot_header import (
     HASH_OF_NOTHING,
     HEADER_BYTES,
-    KvMemory,
     SlotHeader,
     extend_hash,
     pack_header,
     trusted_length,
     unpack_header,
 )
-from magnitude.engine.kv_layout import ALIGN_BYTES
 from magnitude.errors import ModelError
 from magnitude.models.description import ModelDescription
 

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+from magnitude.engine.protocol import PoolUse
 from magnitude.feedback.metrics import Metrics
 
 
@@ -18,6 +19,17 @@ def test_memory_and_load_are_asked_for_when_the_numbers_are_read() -> None:
         "magnitude_engine_restarts 6.0",
     ):
         assert line in text.splitlines()
+
+
+def test_what_encoder_runs_leave_behind_is_told_as_it_is_with_its_peak_and_mean() -> None:
+    metrics = Metrics()
+    use = PoolUse(held_bytes=2, peak_bytes=40, mean_bytes=4)
+    metrics.watch_memory(
+        service_rss_bytes=lambda: 1.0, engine_rss_bytes=lambda: 2.0, kv_bytes=lambda: 3.0, run_pool=lambda: use
+    )
+    text = metrics.render().decode().splitlines()
+    for figure, value in (("held", 2.0), ("peak", 40.0), ("mean", 4.0)):
+        assert f'magnitude_run_pool_bytes{{figure="{figure}"}} {value}' in text
 
 
 def test_two_sets_of_metrics_do_not_meet() -> None:

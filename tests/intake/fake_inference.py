@@ -5,14 +5,27 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import struct
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
+import msgspec
 from tiny_tokenizers import byte_level, word_piece
 
 from magnitude.engine.protocol import Tensor, TensorInfo, TokenLogprob
 from magnitude.errors import EngineNotReady, MagnitudeError, ModelNotFound
 from magnitude.models.description import DecoderShape, EncoderShape, ModelDescription, SpecialTokens
-from magnitude.schedule.inference import Emission, GenerationTask, ServiceHealth, ServiceState, VectorsResult
+from magnitude.schedule.figures import ScheduleFigures
+from magnitude.schedule.inference import (
+    Deadline,
+    Emission,
+    GenerationTask,
+    KeptConversation,
+    Priority,
+    RankedResult,
+    Reservation,
+    ServiceHealth,
+    ServiceState,
+    VectorsResult,
+)
 from magnitude.text.catalogue import ModelText, TextCatalogue
 from magnitude.text.template import ChatTemplate, TemplateSet
 from magnitude.text.tokenizer import TextTokenizer
@@ -100,6 +113,7 @@ class FakeInference:
         self.answer: str | list[int] = "hi"
         self.eos = True
         self.token_s = 0.0
+        self.stalls: Callable[[GenerationTask], bool] = lambda task: False  # those never get a token
         self.prefill_s = 0.0
         self.fail_at: int | None = None
         self.error: MagnitudeError = EngineNotReady("The engine is starting", hint="Wait a moment.")
@@ -107,6 +121,8 @@ class FakeInference:
         self.context = 256
         self.ready = True
         self.embed_s = 0.0
+        self.waited_s: float | None = 0.001
+        self.room = 3  # requests that a reservation can get
         self.opened = 0
         self.freed = 0
         self.emitted = 0
@@ -114,14 +130,31 @@ class FakeInference:
         self.completed = 0
         self.tasks: list[GenerationTask] = []
         self.embedded: list[list[list[int]]] = []
+        self.ranked: list[tuple[list[int], list[list[int]]]] = []
+        self.without: set[str] = set()  # models that are not served
         self.inferred: list[list[Tensor]] = []
+        self.runs: list[tuple[Priority, Deadline | None, str]] = []
+        self.schedule = ScheduleFigures()
+        self.reserved_for: list[Priority] = []
+        self.reservations: dict[tuple[str, str], Reservation] = {}
+        self.last = Emission(
+            queue_s=0.001,
+            prefill_s=0.01,
+            decode_s=0.02,
+            cached_tokens=3,
+            slot=2,
+            batch=1.5,
+            drafted_tokens=4,
+            accepted_tokens=3,
+        )
+        self.conversations: list[KeptConversation] = []
 
     @property
     def open(self) -> int:
         return self.opened - self.freed
 
     def models(self) -> Sequence[ModelDescription]:
-        return [CHAT, EMBEDDER, RERANKER, ADDER]
+        return [model for model in (CHAT, EMBEDDER, RERANKER, ADDER) if model.name not in self.without]
 
     def model(self, name: str) -> ModelDescription:
         if name in ("", "default"):
@@ -146,16 +179,62 @@ class FakeInference:
         return FakeGeneration(self, task, ids)
 
     async def embed(
-        self, model: str, inputs: list[list[int]], token_types: list[list[int]], *, request_key: str
+        self,
+        model: str,
+        inputs: list[list[int]],
+        token_types: list[list[int]],
+        *,
+        request_key: str,
+        priority: Priority = "normal",
+        deadline: Deadline | None = None,
+        client: str = "",
     ) -> VectorsResult:
+        if self.refuse is not None:
+            raise self.refuse
         await asyncio.sleep(self.embed_s)
         self.embedded.append(inputs)
+        self.runs.append((priority, deadline, client))
         width = 1 if model == RERANKER.name else 4
         rows = [struct.pack(f"<{width}f", *([float(len(ids))] * width)) for ids in inputs]
-        return VectorsResult(width=width, rows=rows, queue_s=0.001, run_s=0.002)
+        return VectorsResult(width=width, rows=rows, queue_s=0.001, run_s=0.002, batch=2.0)
 
-    async def infer(self, model: str, inputs: list[Tensor], outputs: list[str], *, request_key: str) -> list[Tensor]:
+    async def embed_and_rank(
+        self,
+        model: str,
+        query: list[int],
+        documents: list[list[int]],
+        top_k: int,
+        *,
+        request_key: str,
+        priority: Priority = "normal",
+        deadline: Deadline | None = None,
+        client: str = "",
+    ) -> RankedResult:
+        """A document counts by the share of its words that are in the query."""
+        if self.refuse is not None:
+            raise self.refuse
+        await asyncio.sleep(self.embed_s)
+        self.ranked.append((query, documents))
+        self.runs.append((priority, deadline, client))
+        scores = [len(set(ids) & set(query)) / len(ids) for ids in documents]
+        order = sorted(range(len(scores)), key=lambda n: (-scores[n], n))[:top_k]
+        return RankedResult(indices=order, scores=[scores[n] for n in order], queue_s=0.001, run_s=0.003)
+
+    async def infer(
+        self,
+        model: str,
+        inputs: list[Tensor],
+        outputs: list[str],
+        *,
+        request_key: str,
+        priority: Priority = "normal",
+        deadline: Deadline | None = None,
+        client: str = "",
+    ) -> list[Tensor]:
+        if self.refuse is not None:
+            raise self.refuse
         self.inferred.append(inputs)
+        self.runs.append((priority, deadline, client))
         x = next(t for t in inputs if t.name == "x")
         values = struct.unpack(f"<{len(x.data) // 4}f", x.data)
         doubled = struct.pack(f"<{len(values)}f", *(2 * v for v in values))
@@ -164,6 +243,20 @@ class FakeInference:
             Tensor(name="n", dtype="int64", shape=(1,), data=struct.pack("<q", len(values))),
         ]
         return [t for t in answer if not outputs or t.name in outputs]
+
+    def reserve(
+        self, client: str, model: str, requests: int, hold_s: float, *, priority: Priority = "normal"
+    ) -> Reservation:
+        granted = min(requests, self.room)
+        reason = "" if granted == requests else "there are 3 slots"
+        kept = Reservation(client=client, model=model, granted=granted, until_s=100.0 + hold_s, reason=reason)
+        self.reservations[client, model] = kept
+        self.reserved_for.append(priority)
+        return kept
+
+    def release(self, client: str, model: str) -> int:
+        kept = self.reservations.pop((client, model), None)
+        return kept.granted if kept else 0
 
     def health(self) -> ServiceHealth:
         return ServiceHealth(
@@ -187,7 +280,19 @@ class FakeInference:
             service_rss_bytes=1,
             models=[],
             figures={},
+            schedule=self.schedule,
         )
+
+    def kept(self, client: str | None) -> list[KeptConversation]:
+        return [one for one in self.conversations if client in (None, one.owner)]
+
+    async def forget(self, client: str | None, model: str | None = None) -> int:
+        gone = [one for one in self.kept(client) if model in (None, one.model)]
+        self.conversations = [one for one in self.conversations if one not in gone]
+        return len(gone)
+
+    def figures(self) -> ScheduleFigures:
+        return self.schedule
 
     def _ids(self, text: str) -> list[int]:
         ids: list[int] = self.texts.chat._tokenizer.encode(text, add_special_tokens=False).ids
@@ -203,7 +308,13 @@ class FakeGeneration:
         self._cancelled = asyncio.Event()
         self._over = False
 
+    @property
+    def waited_s(self) -> float | None:
+        return self._inference.waited_s
+
     async def next(self) -> Emission:
+        if self._inference.stalls(self._task):
+            await self._cancelled.wait()
         wait_s = self._inference.prefill_s if self._at == 0 else self._inference.token_s
         if wait_s and not self._cancelled.is_set():
             with contextlib.suppress(TimeoutError):
@@ -238,7 +349,7 @@ class FakeGeneration:
 
     def _last(self, reason: str) -> Emission:
         self._free()
-        return Emission(reason=reason, queue_s=0.001, prefill_s=0.01, decode_s=0.02, cached_tokens=3)  # type: ignore[arg-type]
+        return msgspec.structs.replace(self._inference.last, reason=reason)
 
     def _free(self) -> None:
         if not self._over:

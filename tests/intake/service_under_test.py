@@ -5,6 +5,8 @@ from __future__ import annotations
 import asyncio
 import socket
 import threading
+import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -23,15 +25,31 @@ _TEXTS = FakeTexts()  # tokenizers never change, so all tests share them
 class InProcess:
     """Requests straight into the application, as from a TCP client on loopback."""
 
-    def __init__(self, settings: Settings | None = None) -> None:
+    def __init__(
+        self,
+        settings: Settings | None = None,
+        *,
+        clock: Callable[[], float] = time.monotonic,
+        wall_clock: Callable[[], float] = time.time,
+    ) -> None:
+        self.headers: dict[str, str] = {}  # sent with every request
         self.inference = FakeInference(_TEXTS)
         self.metrics = Metrics()
-        self.app = build_app(self.inference, settings or Settings(), texts=_TEXTS, metrics=self.metrics)
+        self.app = build_app(
+            self.inference,
+            settings or Settings(),
+            texts=_TEXTS,
+            metrics=self.metrics,
+            clock=clock,
+            wall_clock=wall_clock,
+        )
 
     def call(self, method: str, path: str, **kwargs: Any) -> httpx.Response:
         async def run() -> httpx.Response:
             transport = httpx.ASGITransport(app=self.app)
-            async with httpx.AsyncClient(transport=transport, base_url="http://127.0.0.1:11500") as client:
+            async with httpx.AsyncClient(
+                transport=transport, base_url="http://127.0.0.1:11500", headers=self.headers
+            ) as client:
                 return await client.request(method, path, **kwargs)
 
         return asyncio.run(run())
@@ -39,9 +57,9 @@ class InProcess:
     def post(self, path: str, body: Any, **kwargs: Any) -> httpx.Response:
         return self.call("POST", path, json=body, **kwargs)
 
-    def chat(self, **fields: Any) -> httpx.Response:
+    def chat(self, *, headers: dict[str, str] | None = None, **fields: Any) -> httpx.Response:
         body = {"model": "tiny-chat", "messages": [{"role": "user", "content": "hello"}], **fields}
-        return self.post("/v1/chat/completions", body)
+        return self.post("/v1/chat/completions", body, headers=headers)
 
     def count(self, name: str, **labels: str) -> float:
         return self.metrics.registry.get_sample_value(name, labels) or 0.0

@@ -10,6 +10,7 @@ from service_under_test import InProcess
 
 SERVICE = InProcess()
 PATHS = ["/v1/chat/completions", "/v1/completions", "/v1/embeddings", "/v1/rerank", "/v2/models/adder/infer"]
+HEADERS = ["Priority", "Deadline-Ms", "Deadline-Mode", "May-Cut", "Conversation", "Expect", "Task", "Keep"]
 
 JSON = st.recursive(
     st.none()
@@ -39,7 +40,8 @@ FIELDS = [
     *("stream", "stream_options", "max_tokens", "max_completion_tokens", "temperature", "top_p", "top_k", "min_p"),
     *("n", "seed", "stop", "logprobs", "top_logprobs", "logit_bias", "tools", "tool_choice", "response_format"),
     *("parallel_tool_calls", "repetition_penalty", "echo", "encoding_format", "dimensions", "truncate", "top_n"),
-    *("return_documents", "outputs", "id", "chat_template_kwargs", "modalities"),
+    *("return_documents", "outputs", "id", "chat_template_kwargs", "modalities", "store", "truncation"),
+    *("requests", "hold_s"),
 ]
 
 
@@ -65,6 +67,23 @@ def check(reply: Any, path: str) -> None:
 @given(path=st.sampled_from(PATHS), body=bodies())
 def test_requests_with_strange_fields_are_answered_or_refused(path: str, body: dict[str, Any]) -> None:
     check(SERVICE.post(path, body), path)
+
+
+@settings(max_examples=150, deadline=None)
+@given(
+    path=st.sampled_from([*PATHS, "/v1/magnitude/reserve"]),
+    body=bodies(),
+    headers=st.dictionaries(
+        st.sampled_from(HEADERS).map("X-Magnitude-{}".format),
+        st.sampled_from(["soft", "hard", "tokens", "interactive", "no", "500", "1"])
+        | st.text(st.characters(min_codepoint=32, max_codepoint=126), max_size=30),
+        max_size=5,
+    ),
+)
+def test_requests_with_strange_terms_are_answered_or_refused(
+    path: str, body: dict[str, Any], headers: dict[str, str]
+) -> None:
+    check(SERVICE.post(path, body, headers=headers), path)
 
 
 @settings(max_examples=150, deadline=None)

@@ -17,7 +17,7 @@ import pytest
 from service_under_test import Live
 
 from magnitude.config import ServerSettings
-from magnitude.errors import EngineGone, Overloaded
+from magnitude.errors import DeadlineExceeded, EngineGone, Overloaded
 
 TALK: list[Any] = [{"role": "user", "content": "hello"}]
 BODY = {"messages": TALK}
@@ -43,10 +43,10 @@ def eventually(fact: Callable[[], bool], seconds: float = 10) -> bool:
     return fact()
 
 
-def raw(live: Live, path: str, body: Any) -> socket.socket:
+def raw(live: Live, path: str, body: Any, headers: str = "") -> socket.socket:
     data = json.dumps(body).encode()
     sock = socket.create_connection(("127.0.0.1", live.port), timeout=20)
-    head = f"POST {path} HTTP/1.1\r\nHost: localhost\r\nContent-Length: {len(data)}\r\n\r\n"
+    head = f"POST {path} HTTP/1.1\r\nHost: localhost\r\nContent-Length: {len(data)}\r\n{headers}\r\n"
     sock.sendall(head.encode() + data)
     return sock
 
@@ -70,6 +70,46 @@ def test_the_openai_client_reads_a_stream(live: Live) -> None:
     assert "".join(c.choices[0].delta.content or "" for c in chunks if c.choices) == "a😀é你"
     assert [c.choices[0].finish_reason for c in chunks if c.choices][-1] == "stop"
     assert chunks[-1].usage is not None
+
+
+@pytest.mark.parametrize("include_usage", [True, False])
+def test_the_openai_client_takes_the_time_split_of_a_stream_as_an_extra(live: Live, include_usage: bool) -> None:
+    client = client_of(live)
+    options: Any = {"include_usage": include_usage}
+    chat = client.chat.completions.create(model="tiny-chat", messages=TALK, stream=True, stream_options=options)
+    *_, last = list(chat)
+    assert (last.model_extra or {})["magnitude"]["times_ms"]["prefill"] == 10.0
+    raw = client.completions.create(model="tiny-chat", prompt="hello", stream=True, stream_options=options)
+    *_, end = list(raw)
+    assert (end.model_extra or {})["magnitude"]["slot"] == 2
+    with client.chat.completions.stream(model="tiny-chat", messages=TALK, stream_options=options) as stream:
+        assert stream.get_final_completion().choices[0].message.content == "hi"
+
+
+def test_the_openai_client_sends_terms_as_headers_and_store_as_a_field(live: Live) -> None:
+    client_of(live).chat.completions.create(
+        model="tiny-chat",
+        messages=TALK,
+        store=False,
+        extra_headers={"X-Magnitude-Priority": "interactive"},
+        extra_body={"truncation": "auto"},
+    )
+    task = live.inference.tasks[-1]
+    assert (task.priority, task.save_kv, task.overflow) == ("interactive", False, "slide")
+
+
+def test_the_openai_client_does_not_repeat_what_missed_its_deadline(live: Live) -> None:
+    live.inference.fail_at = 1
+    live.inference.error = DeadlineExceeded("Too late", prompt_tokens=9, new_tokens=1, hint="Allow more time.")
+    patient = client_of(live).with_options(max_retries=2)
+    with pytest.raises(openai.InternalServerError) as caught:
+        patient.chat.completions.create(
+            model="tiny-chat", messages=TALK, extra_headers={"X-Magnitude-Deadline-Ms": "50"}
+        )
+    assert (caught.value.status_code, caught.value.code) == (504, "deadline_exceeded")
+    done: Any = caught.value.body
+    assert done["done"] == {"prompt_tokens": 9, "completion_tokens": 1, "text": "h"}
+    assert live.inference.opened == 1
 
 
 def test_the_openai_client_assembles_a_streamed_tool_call(live: Live) -> None:
@@ -147,6 +187,32 @@ def test_a_client_that_goes_away_frees_its_slot_once(live: Live, path: str, when
     assert (
         live.metrics.registry.get_sample_value("magnitude_requests_total", {"route": path, "status": "500"}) is None
     )
+
+
+def test_members_of_a_batch_that_go_away_stop_none_of_the_others(live: Live) -> None:
+    leaver = "background"
+    live.inference.answer, live.inference.token_s = "hello you", 0.02
+    live.inference.stalls = lambda task: task.priority == leaver
+    staying: list[str] = []
+
+    def ask() -> None:
+        reply = httpx.post(f"{live.url}/v1/chat/completions", json=BODY, timeout=20)
+        staying.append(reply.json()["choices"][0]["message"]["content"])
+
+    header = f"X-Magnitude-Priority: {leaver}\r\n"
+    leaving = [raw(live, "/v1/chat/completions", {**BODY, "stream": n % 2 == 0}, header) for n in range(4)]
+    assert eventually(lambda: live.inference.open == 4)
+    askers = [threading.Thread(target=ask) for _ in range(3)]
+    for asker in askers:
+        asker.start()
+    assert eventually(lambda: live.inference.opened == 7)
+    for sock in leaving:
+        sock.close()
+    for asker in askers:
+        asker.join(20)
+    assert staying == ["hello you"] * 3
+    assert eventually(lambda: live.inference.open == 0)
+    assert (live.inference.freed, len(live.inference.cancels)) == (7, 4)
 
 
 def test_a_client_that_sent_its_next_request_ahead_is_missed_as_well(live: Live) -> None:

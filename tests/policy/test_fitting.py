@@ -3,7 +3,6 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from magnitude.engine.kv_layout import KvLayout
 from magnitude.errors import BudgetExceeded
 from magnitude.models.description import DecoderShape, EncoderShape, ModelDescription
 from magnitude.models.ledger import ledger
@@ -11,7 +10,15 @@ from magnitude.policy.fitting import fit_to_memory, fit_together
 from magnitude.policy.strategy import Strategy
 
 MIB = 1 << 20
-WISH = Strategy(threads=4, prefill_chunk=128, slots=4, context_length=8192, kv_type="float32")
+WISH = Strategy(
+    threads=4,
+    prefill_chunk=128,
+    max_batch=4,
+    slots=16,
+    kv_budget_bytes=4 * 8192 * 46080,
+    context_length=8192,
+    kv_type="float32",
+)
 CHAT = ModelDescription(
     name="chat",
     kind="decoder",
@@ -43,7 +50,7 @@ def test_a_shortened_context_fits_and_a_longer_one_would_not(available_mib: int)
     available_bytes = available_mib * MIB
     fitted = fit_to_memory(WISH, CHAT, available_bytes)
     assert fitted.slots == WISH.slots
-    sums = ledger(CHAT, available_bytes=available_bytes, context=fitted.context_length, slots=fitted.slots)
+    sums = ledger(CHAT, available_bytes=available_bytes, context=fitted.context_length, slots=fitted.max_batch)
     assert sums.fits
     if fitted.context_length < WISH.context_length:
         longer = ledger(CHAT, available_bytes=available_bytes, context=fitted.context_length + 1, slots=4)
@@ -108,6 +115,6 @@ def test_memory_is_not_promised_twice(free_mib: int) -> None:
     for model, strategy in fitted.served:
         held += model.weight_bytes
         if model.decoder:
-            held += KvLayout.of(model.decoder, slots=strategy.slots, max_len=strategy.context_length).total_bytes
+            held += strategy.kv_budget_bytes
     assert held <= free_mib * MIB
     assert len(fitted.served) + len(fitted.left_out) == 3

@@ -8,9 +8,9 @@ import time
 from collections.abc import Awaitable, Callable
 from pathlib import Path
 
+import msgspec
 import pytest
 
-from magnitude.engine.kv_layout import KvLayout
 from magnitude.engine.protocol import SamplerSettings, ToService
 from magnitude.errors import EngineError, EngineGone, EngineNotReady, ModelNotFound, Overloaded, RequestError
 from magnitude.feedback.records import Feedback
@@ -18,7 +18,6 @@ from magnitude.models.description import DecoderShape, EncoderShape, ModelDescri
 from magnitude.policy.strategy import Strategy
 from magnitude.schedule.dispatcher import Dispatcher
 from magnitude.schedule.inference import GenerationTask
-from magnitude.schedule.kv_memory import KvMemory
 from magnitude.schedule.loading import ModelLoader
 from magnitude.schedule.plan import ModelPlan
 from magnitude.supervise.engine_process import EngineProcess
@@ -40,8 +39,10 @@ def plan(name: str, *, slots: int = 2) -> ModelPlan:
         weight_bytes=1,
         decoder=SHAPE,
     )
-    strategy = Strategy(threads=1, prefill_chunk=8, slots=slots, context_length=64, kv_type="float32")
-    return ModelPlan(description, strategy, KvMemory(name, KvLayout.of(SHAPE, slots=slots, max_len=64)))
+    strategy = Strategy(
+        threads=1, prefill_chunk=8, max_batch=slots, slots=slots, context_length=64, kv_type="float32"
+    )
+    return ModelPlan(description, strategy)
 
 
 def embedder(name: str) -> ModelPlan:
@@ -55,7 +56,7 @@ def embedder(name: str) -> ModelPlan:
         weight_bytes=1,
         encoder=EncoderShape(width=1, max_tokens=64),
     )
-    return ModelPlan(description, Strategy(threads=1, prefill_chunk=8, slots=0, context_length=0, kv_type=None), None)
+    return ModelPlan(description, Strategy(threads=1, prefill_chunk=8, slots=0, context_length=0, kv_type=None))
 
 
 class House:
@@ -280,7 +281,8 @@ def test_an_engine_of_another_version_is_refused_in_words() -> None:
 def test_a_request_that_cannot_be_sent_gives_its_slot_back() -> None:
     async def scenario(house: House) -> None:
         await house.until(lambda: house.supervisor.lifecycle.phase is Phase.UP)
-        unsendable = task([1, 1 << 80])  # no number of the wire format
+        # No number of the wire format.
+        unsendable = msgspec.structs.replace(task([1, 5]), sampler=SamplerSettings(seed=1 << 80))
         generation = await house.dispatcher.generate(unsendable)
         with pytest.raises(EngineError):
             await generation.next()

@@ -44,9 +44,7 @@ def decoder(folder: Path) -> ModelPlan:
         weight_bytes=1,
         decoder=shape,
     )
-    return ModelPlan(
-        description, Strategy(threads=1, prefill_chunk=8, slots=1, context_length=64, kv_type="float32"), None
-    )
+    return ModelPlan(description, Strategy(threads=1, prefill_chunk=8, slots=1, context_length=64, kv_type="float32"))
 
 
 def embedder(folder: Path) -> ModelPlan:
@@ -60,7 +58,7 @@ def embedder(folder: Path) -> ModelPlan:
         weight_bytes=1,
         encoder=EncoderShape(width=2, max_tokens=64),
     )
-    return ModelPlan(description, Strategy(threads=1, prefill_chunk=8, slots=0, context_length=0, kv_type=None), None)
+    return ModelPlan(description, Strategy(threads=1, prefill_chunk=8, slots=0, context_length=0, kv_type=None))
 
 
 @pytest.fixture

@@ -45,7 +45,7 @@ def plan(name: str, *, weight_bytes: int = 1, fallback: str | None = None) -> Mo
         model_hash="0",
         weight_bytes=weight_bytes,
     )
-    return ModelPlan(description, Strategy(threads=1, prefill_chunk=8, slots=0, context_length=0, kv_type=None), None)
+    return ModelPlan(description, Strategy(threads=1, prefill_chunk=8, slots=0, context_length=0, kv_type=None))
 
 
 def loader_of(plans: list[ModelPlan], admit=None) -> ModelLoader:

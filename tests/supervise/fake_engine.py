@@ -66,11 +66,15 @@ class FakeEngine:
                     )
                 else:
                     self.send(p.Loaded(request_id=request_id, model=model.name, load_s=0.0))
+            case p.UnloadModel(request_id=request_id):
+                self.send(p.Done(request_id=request_id))
             case p.Generate():
                 threading.Thread(target=self.generate, args=(message,), daemon=True).start()
             case p.Embed(request_id=request_id, inputs=inputs):
                 data = b"\0\0\x80\x3f" * len(inputs)
                 self.send(p.Vectors(request_id=request_id, count=len(inputs), width=1, data=data, run_s=0.001))
+            case p.Measure(request_id=request_id, rows=rows):
+                self.send(p.Measured(request_id=request_id, step_s=tuple(0.01 for _ in rows)))
             case p.CancelRequest(target=target):
                 self.cancelled.add(target)
             case p.Shutdown():
@@ -89,14 +93,18 @@ class FakeEngine:
                 self.busy_since = time.monotonic() - 3600
                 return
         words = task.prompt[1:] or [0]
-        for position in range(task.max_new_tokens):
+        self.send(
+            p.PrefillProgress(request_id=task.request_id, done_tokens=len(task.prompt), total_tokens=len(task.prompt))
+        )
+        for position in range(len(task.emitted), task.max_new_tokens):
             if task.request_id in self.cancelled:
-                self.finish(task, "cancelled", position)
+                self.cancelled.discard(task.request_id)
+                self.finish(task, "cancelled", position - len(task.emitted))
                 return
             time.sleep(0.005)
             self.steps += 1
             self.send(p.Tokens(request_id=task.request_id, ids=[words[position % len(words)]]))
-        self.finish(task, "length", task.max_new_tokens)
+        self.finish(task, "length", task.max_new_tokens - len(task.emitted))
 
     def finish(self, task: p.Generate, reason: p.FinishReason, new_tokens: int) -> None:
         self.send(

@@ -51,7 +51,9 @@ def test_a_streamed_answer_is_the_whole_answer_in_pieces(client: openai.OpenAI) 
     text = "".join(chunk.choices[0].delta.content or "" for chunk in chunks if chunk.choices)
     assert text == whole.choices[0].message.content
     assert len(chunks) > 5
-    assert chunks[-1].usage == whole.usage
+    # The second request finds most of its prompt in the cache; everything else is the same.
+    counted = [(usage.prompt_tokens, usage.completion_tokens) for usage in (chunks[-1].usage, whole.usage)]
+    assert counted[0] == counted[1]
     assert {chunk.id for chunk in chunks} == {chunks[0].id}
 
 

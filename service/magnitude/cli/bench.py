@@ -19,9 +19,11 @@ TOKENS_PER_SENTENCE = 18  # roughly, over the usual tokenizers; the service coun
 
 
 class Round(msgspec.Struct, frozen=True, kw_only=True):
-    """One request as the client saw it. `decode_s` runs from the first piece to the last."""
+    """One request as the client saw it. `decode_s` runs from the first piece to the last. `cached_tokens` of the
+    prompt were not computed: every round shares at least the beginning that the chat template writes."""
 
     prompt_tokens: int
+    cached_tokens: int
     new_tokens: int
     ttft_s: float
     decode_s: float
@@ -29,10 +31,12 @@ class Round(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Summary(msgspec.Struct, frozen=True, kw_only=True):
-    """Medians over the rounds. Prefill is the prompt over the TTFT, so queueing and HTTP are part of it."""
+    """Medians over the rounds. Prefill is what was computed of the prompt over the TTFT, so queueing and HTTP are
+    part of it."""
 
     rounds: int
     prompt_tokens: int
+    cached_tokens: int
     new_tokens: int
     ttft_s: float
     prefill_tokens_per_s: float
@@ -77,7 +81,8 @@ def bench(
         return
     typer.echo("\n" + "\n".join(f"{name}: {value}" for name, value in conditions.items()))
     typer.echo(
-        f"median of {summary.rounds} rounds, prompt {summary.prompt_tokens} tokens, {summary.new_tokens} new:\n"
+        f"median of {summary.rounds} rounds, prompt {summary.prompt_tokens} tokens "
+        f"({summary.cached_tokens} cached), {summary.new_tokens} new:\n"
         f"  TTFT     {summary.ttft_s * 1000:8.1f} ms\n"
         f"  prefill  {summary.prefill_tokens_per_s:8.1f} tokens/s\n"
         f"  decode   {summary.decode_tokens_per_s:8.1f} tokens/s\n"
@@ -114,6 +119,7 @@ def measure(
         usage = delta.usage or usage
     return Round(
         prompt_tokens=int(usage.get("prompt_tokens", 0)),
+        cached_tokens=int((usage.get("prompt_tokens_details") or {}).get("cached_tokens") or 0),
         new_tokens=int(usage.get("completion_tokens", 0)),
         ttft_s=first_s - start_s,
         decode_s=last_s - first_s,
@@ -132,9 +138,12 @@ def summarise(rounds: list[Round]) -> Summary:
     return Summary(
         rounds=len(rounds),
         prompt_tokens=round(median(lambda one: one.prompt_tokens)),
+        cached_tokens=round(median(lambda one: one.cached_tokens)),
         new_tokens=round(median(lambda one: one.new_tokens)),
         ttft_s=median(lambda one: one.ttft_s),
-        prefill_tokens_per_s=median(lambda one: one.prompt_tokens / one.ttft_s if one.ttft_s else 0.0),
+        prefill_tokens_per_s=median(
+            lambda one: (one.prompt_tokens - one.cached_tokens) / one.ttft_s if one.ttft_s else 0.0
+        ),
         decode_tokens_per_s=median(lambda one: (one.new_tokens - 1) / one.decode_s if one.decode_s else 0.0),
         total_s=median(lambda one: one.total_s),
     )

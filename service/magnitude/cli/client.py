@@ -7,6 +7,7 @@ from collections.abc import Generator, Iterable, Iterator
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
+from urllib.parse import urlencode
 
 import msgspec
 
@@ -134,6 +135,10 @@ class ServiceClient:
     def post(self, path: str, body: object) -> Any:
         """The JSON answer to `body`."""
         return self._request("POST", path, body)
+
+    def delete(self, path: str, query: dict[str, str]) -> Any:
+        """The JSON answer to deleting what `path` and `query` name."""
+        return self._request("DELETE", f"{path}?{urlencode(query)}" if query else path, None)
 
     def readiness(self) -> tuple[bool, dict[str, Any]]:
         """Whether the service is ready, and what it says about it (503 is an answer here, not an error)."""

@@ -5,12 +5,17 @@ from __future__ import annotations
 import time
 from enum import StrEnum
 from pathlib import Path
-from typing import Annotated, Literal, cast
+from typing import TYPE_CHECKING, Annotated, Literal, cast
 
 import typer
 
 from magnitude.cli.models_folder import ModelsFolderOption, models_folder
 from magnitude.cli.options import ConfigOption, JsonOption
+from magnitude.errors import RequestError
+
+if TYPE_CHECKING:
+    from magnitude.models.adapters import AdapterDescription
+    from magnitude.models.description import ModelDescription
 
 
 class Bits(StrEnum):
@@ -41,11 +46,21 @@ def import_source(
         ),
     ] = None,
     kv: Annotated[Kv, typer.Option("--kv", help="Type of the KV cache.")] = Kv.float,
+    lora: Annotated[bool, typer.Option("--lora", help="Also write the graph that LoRA adapters need.")] = False,
+    adapter_for: Annotated[
+        str | None,
+        typer.Option(
+            "--adapter-for",
+            metavar="MODEL",
+            help="SOURCE is a LoRA adapter (a PEFT folder or a GGUF file) of this imported model.",
+            show_default=False,
+        ),
+    ] = None,
     folder: ModelsFolderOption = None,
     config: ConfigOption = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Import a model: convert it, compare it with its float form, and put it into the models folder.
+    """Import a model, or a LoRA adapter: convert it, check it, and put it into the models folder.
 
     A failed import leaves nothing behind.
     """
@@ -53,10 +68,11 @@ def import_source(
     from rich.console import Console
     from rich.progress import BarColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 
-    from magnitude.cli.numbers import size
+    from magnitude.models.adapters import AdapterDescription
+    from magnitude.models.catalogue import find, open_folder
+    from magnitude.models.importing.adapter import import_adapter
     from magnitude.models.importing.parent import import_model
     from magnitude.models.importing.sandbox import Progress as Step
-    from magnitude.models.manifest import read_manifest
 
     console = Console(stderr=True)
     columns = (
@@ -66,6 +82,7 @@ def import_source(
         TextColumn("{task.percentage:>3.0f} %"),
         TimeElapsedColumn(),
     )
+    place = models_folder(folder, config)
     start_s = time.monotonic()
     with Progress(*columns, console=console, disable=not console.is_terminal) as bar:
         task = bar.add_task("starting", total=1.0)
@@ -75,32 +92,72 @@ def import_source(
             if not console.is_terminal:
                 typer.echo(f"{step.fraction:4.0%} {step.text}", err=True)
 
-        model = import_model(
-            source,
-            name=name,
-            bits=None if bits is None else cast(Literal[4, 8, 16], int(bits)),
-            kv=kv.value,
-            models_folder=models_folder(folder, config),
-            progress=show,
-        )
+        made: AdapterDescription | ModelDescription
+        if adapter_for is not None:
+            refuse_options(bits=bits, kv=kv, lora=lora)
+            made = import_adapter(source, open_folder(find(place, adapter_for)), name=name, progress=show)
+        else:
+            made = import_model(
+                source,
+                name=name,
+                bits=None if bits is None else cast(Literal[4, 8, 16], int(bits)),
+                kv=kv.value,
+                lora=lora,
+                models_folder=place,
+                progress=show,
+            )
         bar.update(task, completed=1.0, description="done")
     if as_json:
-        typer.echo(msgspec.json.format(msgspec.json.encode(model), indent=2).decode())
-        return
+        typer.echo(msgspec.json.format(msgspec.json.encode(made), indent=2).decode())
+    elif isinstance(made, AdapterDescription):
+        print_adapter(made)
+    else:
+        print_model(made, asked=bits, took_s=time.monotonic() - start_s)
+
+
+def print_model(model: ModelDescription, *, asked: Bits | None, took_s: float) -> None:
+    """What became of a model; `asked` is the width that the caller wanted."""
+    from magnitude.cli.numbers import size
+    from magnitude.models.manifest import read_manifest
+
     manifest = read_manifest(Path(model.folder))
     typer.echo(
         f"{model.name}: {model.kind}, {model.family}, {size(model.weight_bytes)} of weights, "
-        f"{time.monotonic() - start_s:.0f} s, in {model.folder}"
+        f"{took_s:.0f} s, in {model.folder}"
     )
     if manifest.quantisation is not None and manifest.quantisation.accuracy_level is not None:
         typer.echo(f"accuracy level {manifest.quantisation.accuracy_level}: {manifest.quantisation.accuracy_reason}")
     if model.kind == "decoder" and model.chat_template_file is None:
         typer.echo("It brings no chat template: chat requests will be refused, completions work.")
-    if manifest.quantisation is not None and bits is not None:
+    if manifest.quantisation is not None and asked is not None:
         kept = sum(group.lossless for group in manifest.quantisation.groups)
         if kept and manifest.quantisation.bits != 16:
             typer.echo(
                 f"{kept} of {len(manifest.quantisation.groups)} groups of tensors keep the blocks they came in"
             )
     for note in manifest.notes:
+        typer.echo(f"note: {note}")
+
+
+def refuse_options(*, bits: Bits | None, kv: Kv, lora: bool) -> None:
+    """Raises `RequestError` for options that say how a model is built: an adapter takes its base as it is."""
+    for option, given in (("--bits", bits is not None), ("--kv", kv is not Kv.float), ("--lora", lora)):
+        if given:
+            raise RequestError(
+                f"{option} is for models, and --adapter-for imports an adapter",
+                hint=f"Leave {option} out; the model was built when it was imported",
+                param=option,
+            )
+
+
+def print_adapter(adapter: AdapterDescription) -> None:
+    from magnitude.cli.numbers import size
+    from magnitude.models.adapters import read_adapter_manifest
+
+    modules = ", ".join(module.split(".")[-1] for module in adapter.modules)
+    typer.echo(
+        f"{adapter.full_name}: rank {adapter.rank} on {modules} of {adapter.layers} layers, "
+        f"{size(adapter.size_bytes)}, in {adapter.folder}"
+    )
+    for note in read_adapter_manifest(Path(adapter.folder)).notes:
         typer.echo(f"note: {note}")

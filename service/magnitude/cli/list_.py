@@ -18,12 +18,24 @@ def list_models(folder: ModelsFolderOption = None, config: ConfigOption = None, 
     """List the models in the models folder; broken ones are shown with what is wrong."""
     import msgspec
 
+    from magnitude.models.adapters import AdapterDescription, BrokenAdapter, scan_adapters
     from magnitude.models.catalogue import BrokenModel, scan
 
     place = models_folder(folder, config)
     entries = scan(place)
+    adapters = {entry.name: scan_adapters(entry) for entry in entries if not isinstance(entry, BrokenModel)}
     if as_json:
-        listed = [{**msgspec.to_builtins(entry), "broken": isinstance(entry, BrokenModel)} for entry in entries]
+        listed = [
+            {
+                **msgspec.to_builtins(entry),
+                "broken": isinstance(entry, BrokenModel),
+                "adapters": [
+                    {**msgspec.to_builtins(adapter), "broken": isinstance(adapter, BrokenAdapter)}
+                    for adapter in adapters.get(entry.name, [])
+                ],
+            }
+            for entry in entries
+        ]
         typer.echo(json.dumps(listed, indent=2))
         return
     if not entries:
@@ -40,7 +52,7 @@ def list_models(folder: ModelsFolderOption = None, config: ConfigOption = None, 
     table.add_column("context", justify="right")
     table.add_column("KV cache")
     table.add_column("licence")
-    broken = []
+    broken: list[BrokenModel | BrokenAdapter] = []
     for entry in entries:
         if isinstance(entry, BrokenModel):
             broken.append(entry)
@@ -57,11 +69,20 @@ def list_models(folder: ModelsFolderOption = None, config: ConfigOption = None, 
             f"{entry.decoder.kv_type}, {size(entry.decoder.kv_bytes_per_token())} a token" if entry.decoder else "",
             entry.licence,
         )
+        for adapter in adapters[entry.name]:
+            if isinstance(adapter, AdapterDescription):
+                table.add_row(
+                    adapter.full_name, f"adapter, rank {adapter.rank}", "", size(adapter.size_bytes), "", "",
+                    adapter.licence,
+                )  # fmt: skip
+            else:
+                broken.append(adapter)
     console = Console()
     if table.row_count:
         console.print(table)
-    for entry in broken:
-        console.print(f"[red]{entry.name} cannot be used[/red]: ", end="")
-        console.print(entry.message, markup=False, highlight=False)
-        if entry.hint:
-            console.print(f"  {entry.hint}", markup=False, highlight=False)
+    for wrong in broken:
+        name = wrong.name if isinstance(wrong, BrokenModel) else f"{wrong.base}:{wrong.name}"
+        console.print(f"[red]{name} cannot be used[/red]: ", end="")
+        console.print(wrong.message, markup=False, highlight=False)
+        if wrong.hint:
+            console.print(f"  {wrong.hint}", markup=False, highlight=False)

@@ -11,7 +11,10 @@ import typer
 from magnitude.cli.options import ConfigOption, JsonOption, KeyOption, UrlOption, reach_service
 
 if TYPE_CHECKING:
+    from magnitude.feedback.records import TaskFigures
+    from magnitude.schedule.figures import ModelFigures
     from magnitude.schedule.inference import ServiceState
+    from magnitude.schedule.slot_terms import KvFigures
 
 
 WIDE = 240
@@ -77,11 +80,60 @@ def show(state: ServiceState, where: str) -> None:
             model.failure or "serving",
         )
     console.print(table)
+    for model_name, schedule in state.schedule.models.items():
+        for line in schedule_lines(model_name, schedule):
+            console.print(line, markup=False)
+    if state.schedule.runs_running or state.schedule.runs_waiting:
+        console.print(
+            f"encoder and tensor runs: {state.schedule.runs_running} running, {state.schedule.runs_waiting} waiting"
+        )
     for name, figures in state.figures.items():
         console.print(
             f"{name}: {figures.count} done, {figures.failed} failed, {figures.cancelled} cancelled; "
             f"prefill {figures.prefill_tokens_per_s:.0f} and decode {figures.decode_tokens_per_s:.1f} tokens/s; "
             f"queue P95 {figures.queue_p95_s:.3f} s; run P50 {figures.run_p50_s:.3f} s, "
-            f"P95 {figures.run_p95_s:.3f} s",
+            f"P95 {figures.run_p95_s:.3f} s{_extras(figures)}",
             markup=False,
         )
+
+
+def schedule_lines(name: str, figures: ModelFigures) -> list[str]:
+    """A model's slots, prefixes and conversations, a subject a line."""
+    from magnitude.cli.numbers import size
+
+    kv, capacity = figures.kv, figures.capacity
+    waiting = ", ".join(f"{count} {priority}" for priority, count in figures.waiting.items() if count)
+    lines = [
+        f"{name}: KV slots {kv.running_slots} running, {kv.idle_slots} idle, {kv.free_slots} free; "
+        f"{size(kv.resident_bytes)} of {size(kv.budget_bytes)} in {kv.resident_tokens} tokens",
+        f"  compute slots: {figures.running} of {capacity.compute_slots} busy; waiting {waiting or 'none'}; "
+        f"{figures.paused} paused, {figures.reserved} reserved, {figures.preemptions} preempted so far",
+        f"  conversations: {capacity.alive} now, {capacity.limit:.1f} taken in freely, "
+        f"{capacity.conversations:.1f} keep the compute slots busy; "
+        f"{kv.saved_copies} saved ({size(figures.saved_bytes)})",
+        f"  prefixes: {_hit_rate(kv)}; {kv.reused_tokens} tokens not computed again "
+        f"({kv.copied_tokens} copied, {kv.restored_tokens} from disk), {kv.evictions} evicted",
+    ]
+    for segment in figures.segments:
+        waits = f"waits {segment.wait_s:.2f} s ({segment.wait_samples})" if segment.wait_samples else "waits unknown"
+        lines.append(
+            f"  task {segment.task}: computes {segment.compute_s:.2f} s ({segment.compute_samples}), {waits}"
+        )
+    return lines
+
+
+def _hit_rate(kv: KvFigures) -> str:
+    misses = ", ".join(f"{reason} {count}" for reason, count in sorted(kv.misses.items()) if count)
+    return f"{kv.hits} hits, {sum(kv.misses.values())} misses" + (f" ({misses})" if misses else "")
+
+
+def _extras(figures: TaskFigures) -> str:
+    """What is only said where there is something to say."""
+    said = ""
+    if figures.cached_share:
+        said += f"; {figures.cached_share:.0%} of prompts cached"
+    if figures.accepted_share:
+        said += f"; {figures.accepted_share:.0%} of drafts right"
+    if figures.batch:
+        said += f"; batch {figures.batch:.1f}"
+    return said

@@ -19,15 +19,19 @@ def register(app: typer.Typer) -> None:
 
 
 def remove(
-    name: Annotated[str, typer.Argument(help="Name of the model.", show_default=False)],
+    name: Annotated[str, typer.Argument(help="Name of the model, or MODEL:ADAPTER.", show_default=False)],
     yes: Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")] = False,
     folder: ModelsFolderOption = None,
     config: ConfigOption = None,
 ) -> None:
-    """Remove a model from the models folder. A running service keeps what it has loaded."""
+    """Remove a model with its adapters, or one adapter. A running service keeps what it has loaded."""
     from magnitude.cli.numbers import size
+    from magnitude.models.adapters import ADAPTERS_FOLDER, SEPARATOR, split_name
 
-    target = removable(models_folder(folder, config), name)
+    place, (model, adapter) = models_folder(folder, config), split_name(name)
+    target = removable(place, model)
+    if SEPARATOR in name:
+        target = removable(target / ADAPTERS_FOLDER, adapter)
     if target.is_symlink():
         if yes or typer.confirm(f"Remove the link {target} (what it points to stays)?"):
             target.unlink()
@@ -44,14 +48,14 @@ def remove(
 
 
 def removable(place: Path, name: str) -> Path:
-    """The folder of the model `name` directly below `place`. Raises `ModelError` for anything else."""
+    """The folder of the model or adapter `name` directly below `place`. Raises `ModelError` for anything else."""
     target = place / name
     if name in ("", ".", "..") or Path(name).name != name or name.startswith("."):
         raise ModelError(
-            f"{name!r} is not the name of a model in {place}",
-            hint="Only models of the models folder are removed here; `magnitude list` shows their names",
+            f"{name!r} is not the name of anything in {place}",
+            hint="Only what `magnitude list` shows is removed here",
             param=name,
         )
     if not target.is_symlink() and not target.is_dir():
-        raise ModelError(f"there is no model {name!r} in {place}", hint="`magnitude list` shows them", param=name)
+        raise ModelError(f"there is no {name!r} in {place}", hint="`magnitude list` shows them", param=name)
     return target

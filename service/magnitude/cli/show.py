@@ -10,6 +10,7 @@ import typer
 
 from magnitude.cli.models_folder import ModelsFolderOption, models_folder
 from magnitude.cli.options import ConfigOption, JsonOption
+from magnitude.cli.show_adapter import show_adapter
 from magnitude.errors import ModelError
 
 if TYPE_CHECKING:
@@ -23,7 +24,7 @@ def register(app: typer.Typer) -> None:
 
 
 def show(
-    model: Annotated[str, typer.Argument(help="Name or folder of the model.", show_default=False)],
+    model: Annotated[str, typer.Argument(help="Name or folder of the model, or MODEL:ADAPTER.", show_default=False)],
     verify: Annotated[
         bool, typer.Option("--verify", help="Hash all files, and run the golden set on this machine.")
     ] = False,
@@ -34,10 +35,16 @@ def show(
     """Show a model's shape, files, source, quantisation and how it compares with its float form."""
     import msgspec
 
+    from magnitude.models.adapters import split_name
     from magnitude.models.catalogue import find, open_folder, verify_integrity
     from magnitude.models.manifest import MANIFEST_FILE, read_manifest
 
-    description = open_folder(find(models_folder(folder, config), model))
+    place = models_folder(folder, config)
+    base, adapter = split_name(model)
+    if adapter and not Path(model).exists():
+        show_adapter(open_folder(find(place, base)), adapter, verify=verify, as_json=as_json)
+        return
+    description = open_folder(find(place, model))
     path = Path(description.folder)
     manifest = read_manifest(path) if (path / MANIFEST_FILE).exists() else None
     golden = None
@@ -133,6 +140,7 @@ def _facts(description: ModelDescription, manifest: Manifest | None) -> dict[str
     from datetime import UTC, datetime
 
     from magnitude.cli.numbers import size
+    from magnitude.models.adapters import scan_adapters
 
     facts = {"folder": description.folder, "weights": size(description.weight_bytes)}
     if (shape := description.decoder) is not None:
@@ -148,6 +156,9 @@ def _facts(description: ModelDescription, manifest: Manifest | None) -> dict[str
         )
     if (encoder := description.encoder) is not None:
         facts["shape"] = f"vectors of {encoder.width}, texts of up to {encoder.max_tokens} tokens"
+    if description.lora_graph_file is not None:
+        names = ", ".join(entry.name for entry in scan_adapters(description))
+        facts["adapters"] = names or "none yet: `magnitude import SOURCE --adapter-for` this model"
     facts["licence"] = description.licence or "not stated"
     facts["hash"] = description.model_hash
     if manifest is not None:

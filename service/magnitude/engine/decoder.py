@@ -1,19 +1,21 @@
-"""A decoder graph with its KV cache in place: one call computes one chunk of one slot.
+"""A decoder graph with its KV cache in place: one call computes one step of a batch, or one piece of a prompt.
 
-Past and present of a slot are bound to the same memory once, when the slot is first used; after that a step
-only writes the new ids into a fixed array and binds an attention mask that is one longer. Nothing is allocated.
+Past and present of a range of rows are bound to the same memory once, when that range is first used; after that a
+step only writes the new ids into a fixed array and binds an attention mask that is one longer. Nothing is allocated.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 from numpy.typing import NDArray
 
+from magnitude.engine.adapters import AdapterSet
 from magnitude.engine.kv import KvMemory
 from magnitude.engine.kv_layout import KvLayout
+from magnitude.engine.rows import RowWindow
 from magnitude.engine.sampling import F32
 from magnitude.engine.sessions import describe
 from magnitude.errors import EngineError, ModelError
@@ -32,12 +34,16 @@ def _wrong(model: ModelDescription, what: str) -> ModelError:
     )
 
 
-def check_signature(model: ModelDescription, session: Any, layout: KvLayout) -> None:
+def check_signature(
+    model: ModelDescription, session: Any, layout: KvLayout, adapter_inputs: frozenset[str] = frozenset()
+) -> None:
     """Raise `ModelError` unless the graph has the inputs and outputs that the description and layout promise."""
     shape = _shape_of(model)
     inputs = {info.name: info for info in describe(session.get_inputs())}
     outputs = {info.name: info for info in describe(session.get_outputs())}
-    promised = {name for name in (shape.input_ids, shape.attention_mask, shape.position_ids) if name}
+    promised = {
+        name for name in (shape.input_ids, shape.attention_mask, shape.position_ids, shape.logit_rows) if name
+    }
     for name in sorted(promised):
         if name not in inputs:
             raise _wrong(model, f"the graph has no input {name}")
@@ -62,13 +68,18 @@ def check_signature(model: ModelDescription, session: Any, layout: KvLayout) -> 
                 raise _wrong(model, f"{side} {name} has shape {info.shape}, not [batch, {layout.kv_heads}, ...]")
             if info.shape[3] not in (-1, layout.head_dim):
                 raise _wrong(model, f"{side} {name} has head size {info.shape[3]}, not {layout.head_dim}")
-    if unknown := sorted(set(inputs) - promised - kv_names):
+    if unknown := sorted(set(inputs) - promised - kv_names - adapter_inputs):
         raise _wrong(model, f"the graph wants an input that nothing feeds: {unknown[0]}")
     if shape.logits not in outputs:
         raise _wrong(model, f"the graph has no output {shape.logits}")
     logits = outputs[shape.logits]
-    if logits.dtype not in _LOGIT_TYPES or len(logits.shape) != 3 or logits.shape[2] not in (-1, shape.vocab_size):
-        raise _wrong(model, f"output {shape.logits} is {logits.dtype} {logits.shape}, not [batch, n, vocabulary]")
+    rank, promise = (2, "[rows, vocabulary]") if shape.logit_rows else (3, "[batch, n, vocabulary]")
+    if (
+        logits.dtype not in _LOGIT_TYPES
+        or len(logits.shape) != rank
+        or logits.shape[-1] not in (-1, shape.vocab_size)
+    ):
+        raise _wrong(model, f"output {shape.logits} is {logits.dtype} {logits.shape}, not {promise}")
     wanted = (shape.layers, shape.kv_heads, shape.head_dim, shape.kv_type)
     if wanted != (layout.layers, layout.kv_heads, layout.head_dim, layout.kv_type):
         raise _wrong(model, f"the KV layout {layout.layout_id} is not the model's")
@@ -80,101 +91,156 @@ def _shape_of(model: ModelDescription) -> DecoderShape:
     return model.decoder
 
 
-class Decoder:
-    """Runs chunks of tokens through `session` in the KV slots of `kv`."""
+# Which positions of a piece get logits.
+Wanted = Literal["last", "all"]
 
-    def __init__(self, model: ModelDescription, session: Any, kv: KvMemory) -> None:
-        check_signature(model, session, kv.layout)
+
+class Decoder:
+    """Runs tokens through `session` in rows of a window over the KV memory `kv`.
+
+    Rows 0 to `max_batch` - 1 decode together; row `prefill_row` is for prompts on their way in. Whoever uses a row
+    first shows a slot in it. Arrays that are returned are the decoder's own and hold until the next call.
+    """
+
+    def __init__(self, model: ModelDescription, session: Any, kv: KvMemory, *, max_batch: int = 1) -> None:
+        self.adapters = AdapterSet(model.name, describe(session.get_inputs()))
+        check_signature(model, session, kv.layout, self.adapters.input_names)
         self.shape = _shape_of(model)
+        self.prefill_row = max_batch
         self._session = session
-        self._kv = kv
+        self._layout = kv.layout
+        self._window = RowWindow(kv.fd, kv.layout, max_batch + 1)
         types = {
             info.name: info.dtype for info in (*describe(session.get_inputs()), *describe(session.get_outputs()))
         }
-        max_len = kv.layout.max_len
-        self._ids = np.zeros(max_len, types[self.shape.input_ids])
-        self._mask = np.ones(max_len, types[self.shape.attention_mask]) if self.shape.attention_mask else None
-        self._positions = np.zeros(max_len, types[self.shape.position_ids]) if self.shape.position_ids else None
-        self._logits_type: Any = np.dtype(types[self.shape.logits]).type
-        self._logits = np.zeros((1, 1, self.shape.vocab_size), self._logits_type)
-        self._row: F32 = np.zeros(self.shape.vocab_size, np.float32)
-        self._slots: dict[int, _SlotBinding] = {}
+        shape = self.shape
+        room = max(kv.layout.max_len, max_batch)
+        self._ids = np.zeros(room, types[shape.input_ids])
+        self._ones = np.ones(kv.layout.max_len, types[shape.attention_mask]) if shape.attention_mask else None
+        self._masks = np.zeros(max_batch * kv.layout.max_len, self._ones.dtype) if self._ones is not None else None
+        self._positions = np.zeros(room, types[shape.position_ids]) if shape.position_ids else None
+        self._logit_rows = np.arange(room, dtype=np.int64)
+        self._last_row = np.zeros(1, np.int64)
+        self._logits_type: Any = np.dtype(types[shape.logits]).type
+        self._logits = np.zeros((max_batch, shape.vocab_size), self._logits_type)
+        self._floats: F32 = np.zeros((0, shape.vocab_size), np.float32)  # used when the graph gives other types
+        self._bindings: dict[tuple[int, int], Any] = {}
+        self._row_adapters = [""] * (max_batch + 1)
 
-    def run(self, slot: int, ids: Sequence[int], past: int) -> F32:
-        """Put `ids` at positions `past...` of `slot` and return the logits after the last one, `[vocab_size]`.
+    @property
+    def can_verify(self) -> bool:
+        """Whether several positions of one run can get logits."""
+        return self.shape.logit_rows is not None or self.shape.logits_all_positions
 
-        The array is the decoder's own and holds until the next call. The caller sees to it that `ids` are in the
-        vocabulary and fit the slot. Raises `EngineError` when the graph fails.
+    def show(self, row: int, slot: int, adapter: str = "") -> None:
+        """From now on `row` computes in `slot`, with a loaded adapter ("": the base alone)."""
+        self._window.show(row, slot)
+        self._row_adapters[row] = adapter
+
+    def step(self, ids: Sequence[int], pasts: Sequence[int], first_row: int = 0) -> F32:
+        """One decode step of neighbouring rows: put `ids[i]` at position `pasts[i]` of row `first_row` + i.
+
+        Returns the logits `[len(ids), vocab_size]`. The caller sees to it that ids are in the vocabulary and fit the
+        slots, and that all of these rows have one adapter. Raises `EngineError` when the graph fails.
         """
         count = len(ids)
-        if slot not in self._slots:
-            self._slots[slot] = self._bind_slot(slot)
-        bound = self._slots[slot]
         if count == 1:
             self._ids[0] = ids[0]
         else:
             self._ids[:count] = ids
         if self._positions is not None:
+            self._positions[:count] = pasts
+        self._run((first_row, count), 1, [past + 1 for past in pasts], self._logit_rows[:count])
+        return self._as_floats(count)
+
+    def extend(self, row: int, ids: Sequence[int], past: int, wanted: Wanted = "last") -> F32:
+        """Put `ids` at positions `past...` of `row`; logits after the last one, `[1, vocab_size]`, or after each.
+
+        Raises `EngineError` when the graph fails, or when it has no logits for every position and they are wanted.
+        """
+        count = len(ids)
+        if wanted == "all" and not self.can_verify:
+            raise EngineError("this graph gives logits for the last position only", code="logits_not_given")
+        self._ids[:count] = ids
+        if self._positions is not None:
             self._positions[:count] = np.arange(past, past + count)
-        every = self.shape.logits_all_positions and count > 1
-        logits = np.empty((1, count, self.shape.vocab_size), self._logits_type) if every else self._logits
-        if count != bound.count:
-            self._bind_chunk(bound, count, logits)
-        if self._mask is not None:
-            self._bind_input(bound.binding, self.shape.attention_mask, self._mask, (1, past + count))
+        rows = count if wanted == "all" or self.shape.logits_all_positions else 1
+        self._make_room(rows)
+        self._last_row[0] = count - 1
+        self._run((row, 1), count, [past + count], self._logit_rows[:count] if rows > 1 else self._last_row)
+        return self._as_floats(rows)[0 if wanted == "all" else -1 :]
+
+    def _make_room(self, rows: int) -> None:
+        if rows > len(self._logits):
+            self._logits = np.zeros((rows, self.shape.vocab_size), self._logits_type)
+
+    def _as_floats(self, rows: int) -> F32:
+        if self._logits_type is np.float32:
+            return self._logits[:rows]
+        if rows > len(self._floats):
+            self._floats = np.zeros((rows, self.shape.vocab_size), np.float32)
+        np.copyto(self._floats[:rows], self._logits[:rows])
+        return self._floats[:rows]
+
+    def _run(self, rows: tuple[int, int], tokens: int, totals: list[int], logit_rows: NDArray[np.int64]) -> None:
+        """`rows`: the first one and how many; `tokens`: new positions of each; `totals`: their positions then."""
+        shape = self.shape
+        if rows not in self._bindings:
+            self._bindings[rows] = self._bind_rows(*rows)
+        binding, count, logits = self._bindings[rows], rows[1], len(logit_rows)
+        self.adapters.bind(binding, self._row_adapters[rows[0]])
+        self._bind(binding, shape.input_ids, self._ids, (count, tokens))
+        if self._positions is not None:
+            self._bind(binding, shape.position_ids, self._positions, (count, tokens))
+        if self._ones is not None:
+            self._bind(binding, shape.attention_mask, self._mask(totals), (count, max(totals)))
+        if shape.logit_rows is not None:
+            self._bind(binding, shape.logit_rows, logit_rows, (logits,))
+        out_shape = (logits, shape.vocab_size) if shape.logit_rows else (count, logits // count, shape.vocab_size)
+        binding.bind_output(shape.logits, "cpu", 0, self._logits_type, out_shape, self._logits.ctypes.data)
         try:
-            self._session.run_with_iobinding(bound.binding)
+            self._session.run_with_iobinding(binding)
         except MemoryError:
             raise
         except Exception as error:  # ONNX Runtime's exceptions have no common root
             raise run_failed(error) from error
-        finally:
-            if every:
-                bound.count = 0  # its logits are about to be freed: bind again before the next run
-        row: NDArray[Any] = logits[0, -1]
-        if self._logits_type is np.float32 and not every:
-            return row
-        np.copyto(self._row, row)
-        return self._row
 
-    def _bind_slot(self, slot: int) -> _SlotBinding:
+    def _mask(self, totals: list[int]) -> NDArray[Any]:
+        """Ones where a row has positions, as many columns as the longest row has."""
+        assert self._ones is not None and self._masks is not None
+        if len(totals) == 1:
+            return self._ones
+        width = max(totals)
+        mask = self._masks[: len(totals) * width].reshape(len(totals), width)
+        mask[:] = 0
+        for row, total in enumerate(totals):
+            mask[row, :total] = 1
+        return mask
+
+    def _bind_rows(self, first_row: int, rows: int) -> Any:
         binding = self._session.io_binding()
-        layout = self._kv.layout
-        shape = (1, layout.kv_heads, layout.max_len, layout.head_dim)
+        layout = self._layout
+        shape = (rows, layout.kv_heads, layout.padded_len, layout.head_dim)
         dtype = np.dtype(layout.kv_type).type
         for layer in range(layout.layers):
             for value, past, present in (
                 (False, self.shape.past_key, self.shape.present_key),
                 (True, self.shape.past_value, self.shape.present_value),
             ):
-                address = self._kv.tensor_address(layer, value=value, slot=slot)
+                address = self._window.address(layer, value=value, row=first_row)
                 binding.bind_input(past % layer, "cpu", 0, dtype, shape, address)
                 binding.bind_output(present % layer, "cpu", 0, dtype, shape, address)
-        return _SlotBinding(binding)
-
-    def _bind_chunk(self, bound: _SlotBinding, count: int, logits: NDArray[Any]) -> None:
-        self._bind_input(bound.binding, self.shape.input_ids, self._ids, (1, count))
-        if self._positions is not None:
-            self._bind_input(bound.binding, self.shape.position_ids, self._positions, (1, count))
-        bound.binding.bind_output(self.shape.logits, "cpu", 0, self._logits_type, logits.shape, logits.ctypes.data)
-        bound.count = count
+        return binding
 
     @staticmethod
-    def _bind_input(binding: Any, name: str | None, array: NDArray[Any], shape: tuple[int, int]) -> None:
+    def _bind(binding: Any, name: str | None, array: NDArray[Any], shape: tuple[int, ...]) -> None:
         binding.bind_input(name, "cpu", 0, array.dtype.type, shape, array.ctypes.data)
 
     def close(self) -> None:
-        """Let go of the bindings, which point into the KV memory."""
-        self._slots.clear()
+        """Let go of the bindings, which point into the window, and of the window."""
+        self._bindings.clear()
         self._session = None
-
-
-class _SlotBinding:
-    """One slot's bindings, and for how many tokens the chunk's arrays are bound (0: not)."""
-
-    def __init__(self, binding: Any) -> None:
-        self.binding = binding
-        self.count = 0
+        self._window.close()
 
 
 def run_failed(error: Exception) -> EngineError:

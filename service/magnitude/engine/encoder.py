@@ -10,78 +10,49 @@ import time
 from collections.abc import Callable, Sequence
 from typing import Any
 
-import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
 from magnitude.engine.decoder import run_failed
-from magnitude.engine.protocol import Embed, Failed, Message, Vectors
+from magnitude.engine.encoder_buckets import RunPlan, by_length, check_embed, next_run, run_token_limit
+from magnitude.engine.encoder_buffers import BoundRun, EncoderBuffers
+from magnitude.engine.protocol import Embed, Failed, Message, StepKind, Vectors
+from magnitude.engine.run_pool import RunPool
 from magnitude.engine.sessions import describe
-from magnitude.errors import ContextLengthExceeded, EngineError, ModelError, RequestError
+from magnitude.errors import EngineError, ModelError
 from magnitude.models.description import EncoderShape, ModelDescription
 
-# Padded tokens a run, which is what an open generation has to wait for: one text of MiniLM's full length. Larger
-# runs (1024, 2048) were not faster on two x86 cores.
-MAX_RUN_TOKENS = 512
-# Lengths are padded to multiples of this. Finer buckets pad less but put fewer texts into one run.
-LENGTH_STEP = 16
-
-
-class RunPlan(msgspec.Struct, frozen=True, kw_only=True):
-    """One run: which inputs, and the length to which they are padded."""
-
-    indices: list[int]
-    padded_tokens: int
-
-
-def plan_runs(
-    lengths: Sequence[int], max_tokens: int, max_run_tokens: int = MAX_RUN_TOKENS, step: int = LENGTH_STEP
-) -> list[RunPlan]:
-    """Group inputs of like length into runs of at most `max_run_tokens` padded tokens (or one input)."""
-    plans: list[RunPlan] = []
-    indices: list[int] = []
-    bucket = 0
-    for index in sorted(range(len(lengths)), key=lambda i: (lengths[i], i)):
-        padded = min(-(-lengths[index] // step) * step, max_tokens)
-        if indices and (padded != bucket or (len(indices) + 1) * padded > max_run_tokens):
-            plans.append(RunPlan(indices=indices, padded_tokens=bucket))
-            indices = []
-        bucket = padded
-        indices.append(index)
-    if indices:
-        plans.append(RunPlan(indices=indices, padded_tokens=bucket))
-    return plans
-
-
-def check_embed(request: Embed, max_tokens: int) -> None:
-    """Raise `RequestError` for inputs that the encoder cannot take."""
-    if request.token_types and [len(t) for t in request.token_types] != [len(i) for i in request.inputs]:
-        raise RequestError("token_types must be as long as inputs", param="token_types")
-    for index, ids in enumerate(request.inputs):
-        if not ids:
-            raise RequestError(f"input {index} is empty", param=f"input[{index}]", hint="Send at least one token")
-        if len(ids) > max_tokens:
-            raise ContextLengthExceeded(
-                f"input {index} has {len(ids)} tokens, the model takes {max_tokens}",
-                param=f"input[{index}]",
-                hint="Shorten or split the text",
-            )
-        if min(ids) < 0:
-            raise RequestError(f"input {index} has a negative token id", param=f"input[{index}]")
+# Weight of the newest run in the time of a token. Ten runs forget most of a disturbance.
+_NEWEST = 0.2
 
 
 class Encoder:
-    """Runs an encoder graph. Raises `ModelError` when the graph is not what the description says."""
+    """Runs an encoder graph. Raises `ModelError` when the graph is not what the description says.
 
-    def __init__(self, model: ModelDescription, session: Any) -> None:
+    Runs of more than one text take at most `max_run_s`, as far as earlier runs tell. `pool` watches the memory that
+    runs leave behind.
+    """
+
+    def __init__(
+        self,
+        model: ModelDescription,
+        session: Any,
+        *,
+        max_run_s: float = 0.06,
+        pool: RunPool | None = None,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
         if model.encoder is None:
             raise ModelError(f"model {model.name} is called an encoder but has no encoder shape")
         self.shape: EncoderShape = model.encoder
         self._pad = model.special.pad or 0
-        self._session = session
-        wanted = ["input_ids", "attention_mask", *(["token_type_ids"] if self.shape.token_type_ids else [])]
+        self._max_run_s = max_run_s
+        self._pool = pool
+        self._clock = clock
+        self._token_s = 0.0
+        wanted = ("input_ids", "attention_mask", *(("token_type_ids",) if self.shape.token_type_ids else ()))
         inputs = {info.name: info for info in describe(session.get_inputs())}
-        outputs = {info.name for info in describe(session.get_outputs())}
+        outputs = {info.name: info for info in describe(session.get_outputs())}
         if set(inputs) != set(wanted) or self.shape.output not in outputs:
             raise ModelError(
                 f"model {model.name}: the graph has inputs {sorted(inputs)} and outputs {sorted(outputs)}, "
@@ -89,36 +60,64 @@ class Encoder:
                 param=model.graph_file,
                 hint="Import the model again; its description and its graph do not belong together",
             )
+        kinds = {info.dtype for info in inputs.values()}, outputs[self.shape.output].dtype
+        if kinds != ({"int64"}, "float32"):
+            raise ModelError(
+                f"model {model.name}: the graph takes {', '.join(sorted(kinds[0]))} and gives {kinds[1]}, "
+                "expected int64 and float32",
+                param=model.graph_file,
+                hint="Export the graph with these types, or serve it as plain tensors",
+            )
+        self.buffers = EncoderBuffers(session, self.shape, wanted)
 
-    def run(self, inputs: Sequence[list[int]], token_types: Sequence[list[int]], padded: int) -> NDArray[np.float32]:
-        """Rows `[len(inputs), width]`. Raises `EngineError` when the graph fails or gives no numbers."""
-        ids = np.full((len(inputs), padded), self._pad, np.int64)
-        mask = np.zeros((len(inputs), padded), np.int64)
-        for row, tokens in enumerate(inputs):
-            ids[row, : len(tokens)] = tokens
-            mask[row, : len(tokens)] = 1
-        feed = {"input_ids": ids, "attention_mask": mask}
+    @property
+    def run_tokens(self) -> int:
+        """Padded tokens that a run may have now."""
+        return run_token_limit(self._token_s, self._max_run_s)
+
+    def run(
+        self,
+        inputs: Sequence[list[int]],
+        token_types: Sequence[list[int]],
+        padded: int,
+        into: NDArray[np.float32] | None = None,
+    ) -> BoundRun:
+        """Run the texts. The result's `output`, or `into`, holds rows `[len(inputs), width]` until the next run.
+
+        Raises `EngineError` when the graph fails or gives no numbers.
+        """
+        bound = self.buffers.bound(len(inputs), padded)
+        _fill(bound.inputs["input_ids"], inputs, self._pad)
+        _fill(bound.inputs["attention_mask"], [[1] * len(ids) for ids in inputs], 0)
         if self.shape.token_type_ids:
-            types = np.zeros((len(inputs), padded), np.int64)
-            for row, tokens in enumerate(token_types):
-                types[row, : len(tokens)] = tokens
-            feed["token_type_ids"] = types
+            _fill(bound.inputs["token_type_ids"], token_types, 0)
+        started_s = self._clock()
         try:
-            (output,) = self._session.run([self.shape.output], feed)
+            rows = bound.run(into)
         except MemoryError:
             raise
         except Exception as error:  # ONNX Runtime's exceptions have no common root
             raise run_failed(error) from error
-        rows = np.asarray(output, np.float32).reshape(len(inputs), -1)
-        if rows.shape[1] != self.shape.width:
-            raise EngineError(f"the model gave rows of {rows.shape[1]} numbers, not {self.shape.width}")
+        self._ran(len(inputs) * padded, self._clock() - started_s)
         if not np.isfinite(rows).all():
             raise EngineError(
                 "the model computed values that are not numbers",
                 code="bad_output",
                 hint="Import the model again; if it stays so, use another precision",
             )
-        return rows
+        return bound
+
+    def _ran(self, cells: int, run_s: float) -> None:
+        token_s = run_s / cells
+        self._token_s += (_NEWEST if self._token_s else 1.0) * (token_s - self._token_s)
+        if self._pool is not None:
+            self._pool.ran(cells)
+
+
+def _fill(view: NDArray[np.int64], rows: Sequence[list[int]], rest: int) -> None:
+    view.fill(rest)
+    for row, values in enumerate(rows):
+        view[row, : len(values)] = values
 
 
 class EncodeJob:
@@ -128,12 +127,12 @@ class EncodeJob:
         check_embed(request, encoder.shape.max_tokens)
         self.request_id = request.request_id
         self.model = request.model
-        self.slot: int | None = None
+        self.kind: StepKind = "encode"
         self.finished = False
         self._request = request
         self._encoder = encoder
         self._clock = clock
-        self._plans = plan_runs([len(ids) for ids in request.inputs], encoder.shape.max_tokens)
+        self._texts = TextRuns(encoder, request.inputs, request.token_types)
         self._rows = np.zeros((len(request.inputs), encoder.shape.width), "<f4")
         self._run_s = 0.0
 
@@ -144,17 +143,12 @@ class EncodeJob:
 
     def advance(self) -> list[Message]:
         """Do the next run; the last one gives the answer."""
-        if self._plans:
-            plan = self._plans.pop(0)
-            types = self._request.token_types
+        if self._texts.left:
             started_s = self._clock()
-            self._rows[plan.indices] = self._encoder.run(
-                [self._request.inputs[i] for i in plan.indices],
-                [types[i] for i in plan.indices] if types else [],
-                plan.padded_tokens,
-            )
+            plan, bound = self._texts.next()
+            self._rows[plan.indices] = bound.output
             self._run_s += self._clock() - started_s
-        if self._plans:
+        if self._texts.left:
             return []
         self.finished = True
         return [
@@ -166,3 +160,38 @@ class EncodeJob:
                 run_s=self._run_s,
             )
         ]
+
+
+class TextRuns:
+    """Texts on their way through an encoder, run by run, shortest first."""
+
+    def __init__(self, encoder: Encoder, inputs: Sequence[list[int]], token_types: Sequence[list[int]]) -> None:
+        self._encoder = encoder
+        self._inputs = inputs
+        self._token_types = token_types
+        self._lengths = [len(ids) for ids in inputs]
+        self._order = by_length(self._lengths)
+        self._place = 0
+
+    @property
+    def left(self) -> bool:
+        return self._place < len(self._order)
+
+    def next(self) -> tuple[RunPlan, BoundRun]:
+        """Do the next run: which texts it had, and where their rows are until the next one."""
+        encoder = self._encoder
+        plan = next_run(
+            self._lengths,
+            self._order,
+            self._place,
+            max_tokens=encoder.shape.max_tokens,
+            max_run_tokens=encoder.run_tokens,
+        )
+        types = self._token_types
+        bound = encoder.run(
+            [self._inputs[i] for i in plan.indices],
+            [types[i] for i in plan.indices] if types else [],
+            plan.padded_tokens,
+        )
+        self._place += len(plan.indices)
+        return plan, bound

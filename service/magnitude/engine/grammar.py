@@ -127,6 +127,21 @@ class Grammar:
         bits = np.unpackbits(self._bits.view(np.uint8), count=self._vocab_size, bitorder="little")
         return bits.view(np.bool_)
 
+    def forced(self) -> list[int]:
+        """Ids that spell what must come next, such as the name of a key; empty where there is a choice.
+
+        Other ids may spell the same text, so the model may still choose those.
+        """
+        with _panics_refused():
+            forced: list[int] = self._matcher.compute_ff_tokens()
+        return forced
+
+    def matching(self, ids: list[int]) -> int:
+        """How many of `ids`, from the first on, may come next one after the other."""
+        with _panics_refused():
+            count: int = self._matcher.validate_tokens(ids)
+        return count
+
     def accept(self, token: int) -> None:
         """The output goes on with `token`. Raises `RequestError` when it does not match."""
         with _panics_refused():

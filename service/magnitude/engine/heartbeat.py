@@ -25,6 +25,7 @@ def start_heartbeat(link: Link, progress: Progress, stop: threading.Event, perio
                         open_requests=progress.open_requests,
                         busy_s=progress.busy_s(),
                         rss_bytes=read_memory().rss_bytes,
+                        run_pool=progress.run_pool,
                     )
                 )
             except ServiceGone:

@@ -3,23 +3,22 @@
 Pure arithmetic, shared by the service (which creates and frees the memory) and the engine (which maps it and
 binds it to ONNX Runtime by pointer).
 
-The file is: one header page a slot, then for each layer K and V as `[slots, kv_heads, max_len, head_dim]`, so
-that any contiguous range of slots is a batch. Tensors start on 64 KiB borders: larger than every page size
-that Arm Linux uses (4, 16 and 64 KiB), so that freeing a slot's pages never touches its neighbour's tensor.
+The file is: one header page a slot, then for each layer K and V as `[slots, kv_heads, padded_len, head_dim]`.
+`padded_len` is `max_len` rounded up until a slot ends at a 64 KiB border, which is a page's border for every page
+size that Arm Linux uses (4, 16 and 64 KiB): a slot can be mapped by itself, and freeing its pages never touches its
+neighbour. The positions of the padding are never used and take no memory.
 """
 
 from __future__ import annotations
+
+import math
 
 import msgspec
 
 from magnitude.models.description import KV_ITEM_BYTES, DecoderShape, KvType
 
 ALIGN_BYTES = 65536
-LAYOUT_VERSION = 1
-
-
-def _aligned(size_bytes: int) -> int:
-    return -(-size_bytes // ALIGN_BYTES) * ALIGN_BYTES
+LAYOUT_VERSION = 2
 
 
 class KvLayout(msgspec.Struct, frozen=True, kw_only=True):
@@ -49,9 +48,15 @@ class KvLayout(msgspec.Struct, frozen=True, kw_only=True):
         return f"v{LAYOUT_VERSION}-{self.kv_type}-l{self.layers}-h{self.kv_heads}-d{self.head_dim}-m{self.max_len}"
 
     @property
+    def padded_len(self) -> int:
+        """Positions for which a slot has addresses; the tensors' length dimension."""
+        step = ALIGN_BYTES // math.gcd(ALIGN_BYTES, self.kv_heads * self.head_dim * KV_ITEM_BYTES[self.kv_type])
+        return -(-self.max_len // step) * step
+
+    @property
     def slot_bytes(self) -> int:
-        """Bytes of one slot within one tensor."""
-        return self.kv_heads * self.max_len * self.head_dim * KV_ITEM_BYTES[self.kv_type]
+        """Bytes of address space of one slot within one tensor."""
+        return self.kv_heads * self.padded_len * self.head_dim * KV_ITEM_BYTES[self.kv_type]
 
     @property
     def header_bytes(self) -> int:
@@ -59,7 +64,7 @@ class KvLayout(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def tensor_bytes(self) -> int:
-        return _aligned(self.slot_bytes * self.slots)
+        return self.slot_bytes * self.slots
 
     @property
     def total_bytes(self) -> int:

@@ -36,9 +36,9 @@ class Link:
         self._reader: FrameReader[ToEngine] = FrameReader(ToEngine)
         self._waiting_fds: deque[int] = deque()
 
-    def send(self, message: Message) -> None:
-        """Send one message. Raises `ServiceGone`, or `EngineError` when it is too large."""
-        frame = encode_frame(message)
+    def send(self, *messages: Message) -> None:
+        """Send messages, in one write. Raises `ServiceGone`, or `EngineError` when one is too large."""
+        frame = b"".join(map(encode_frame, messages))
         try:
             with self._send_lock:
                 self._sock.sendall(frame)

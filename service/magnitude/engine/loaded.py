@@ -2,26 +2,48 @@
 
 from __future__ import annotations
 
+import logging
+import statistics
 from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from magnitude.engine.batch import RunningBatch
 from magnitude.engine.decoder import Decoder
+from magnitude.engine.draft_model import LoadedDraftModel
 from magnitude.engine.encoder import EncodeJob, Encoder
-from magnitude.engine.generation import Generation, check_generate
+from magnitude.engine.generation import Generation, check_generate, take_slot
 from magnitude.engine.kv import KvMemory
 from magnitude.engine.process import forget_mapped_pages, trim_heap
-from magnitude.engine.protocol import Embed, Generate, InferTensors, LoadModel, TensorInfo
+from magnitude.engine.protocol import (
+    Embed,
+    EmbedAndRank,
+    Generate,
+    InferTensors,
+    LoadAdapter,
+    LoadModel,
+    Measure,
+    PoolUse,
+    TensorInfo,
+)
+from magnitude.engine.ranking import RankJob
+from magnitude.engine.run_pool import RunPool
 from magnitude.engine.sampling import Sampler, check_settings
 from magnitude.engine.sessions import describe, open_session
+from magnitude.engine.slide import SlidingWindow, can_slide
+from magnitude.engine.slot_header import SlotState
+from magnitude.engine.speculation import Speculation
 from magnitude.engine.tensors import TensorJob
-from magnitude.errors import ModelError, RequestError
+from magnitude.errors import MagnitudeError, ModelError, RequestError
+from magnitude.models.adapters import kv_hash
 from magnitude.models.description import ModelDescription
 
 if TYPE_CHECKING:
     from magnitude.engine.grammar import Grammar, GrammarTokenizer
 
-Job = Generation | EncodeJob | TensorJob
+log = logging.getLogger(__name__)
+
+RunJob = EncodeJob | RankJob | TensorJob
 
 
 class LoadedModel:
@@ -35,7 +57,12 @@ class LoadedModel:
         self._grammar_tokenizer: GrammarTokenizer | None = None
         self._decoder: Decoder | None = None
         self._encoder: Encoder | None = None
+        self._pool: RunPool | None = None
         self._kv: KvMemory | None = None
+        self._draft: LoadedDraftModel | None = None
+        self.draft_failure = ""
+        self.batch: RunningBatch | None = None  # of a decoder
+        self.max_inter_token_s = request.max_inter_token_ms / 1000
         folder = Path(request.model.folder)
         self._session: Any = open_session(folder / request.model.graph_file, request.threads)
         # Packing the weights leaves freed buffers and pages that were read only once: 15 MB of 200 for a 124 MB file.
@@ -49,21 +76,46 @@ class LoadedModel:
                     raise ModelError(f"model {request.model.name} is a decoder but no KV memory came with it")
                 self._kv = KvMemory(kv_fd, request.kv)
                 try:
-                    self._decoder = Decoder(request.model, self._session, self._kv)
-                except ModelError:
+                    self._decoder = Decoder(request.model, self._session, self._kv, max_batch=request.max_batch)
+                except MagnitudeError:
                     self.close()
                     raise
+                self.batch = RunningBatch(self._decoder, request.max_batch)
+                if request.draft is not None:
+                    self._open_draft_model(request.draft, request, self._decoder)
             case "embedder" | "reranker":
-                self._encoder = Encoder(request.model, self._session)
+                self._pool = RunPool()
+                self._encoder = Encoder(
+                    request.model, self._session, max_run_s=self.max_inter_token_s, pool=self._pool
+                )
             case "tensors":
                 pass
+
+    @property
+    def name(self) -> str:
+        return self.description.name
+
+    @property
+    def pool_use(self) -> PoolUse:
+        """What the runs of an encoder leave behind; nothing for other models."""
+        return self._pool.use if self._pool is not None else PoolUse()
 
     def check(self, request: Generate) -> None:
         """Raise `RequestError` for a request that cannot run here."""
         decoder, kv = self._decoder_parts()
         vocab_size = decoder.shape.vocab_size
+        if request.adapter not in decoder.adapters:
+            raise RequestError(f"adapter {request.adapter} is not loaded", param="model", code="adapter_not_loaded")
         check_generate(request, slots=kv.layout.slots, max_len=kv.layout.max_len, vocab_size=vocab_size)
         check_settings(request.sampler, vocab_size)
+        overflows = len(request.prompt) + request.max_new_tokens > kv.layout.max_len
+        if request.overflow == "slide" and overflows and (reason := can_slide(decoder.shape, kv.layout)):
+            raise RequestError(
+                f"model {self.name} cannot go on beyond its {kv.layout.max_len} positions: {reason}",
+                code="sliding_unsupported",
+                param="truncation",
+                hint="Send `truncation: disabled` or fewer new tokens, or raise engine.context_length",
+            )
 
     def build_grammar(self, request: Generate) -> Grammar:
         """The state of the request's grammar after what was emitted; may be called from another thread.
@@ -84,16 +136,30 @@ class LoadedModel:
             trim_heap()  # building leaves twice its own size behind (32 MB for 49,152 tokens)
         return self._grammar_tokenizer.start(request.grammar, request.emitted)
 
+    def take_slot(self, request: Generate) -> SlotState:
+        """Make the slot of a request that passed `check` its own, with what can be reused."""
+        decoder, kv = self._decoder_parts()
+        assert self.batch is not None
+        source = (request.kv_copy_from, request.adapter)
+        running = next((member for member in self.batch.members if (member.slot, member.adapter) == source), None)
+        key = kv_hash(self.description.model_hash, decoder.adapters.hash_of(request.adapter))
+        return take_slot(request, kv, key, running)
+
     def open_generation(
-        self, request: Generate, grammar: Grammar | None, received_s: float, clock: Callable[[], float]
+        self,
+        request: Generate,
+        state: SlotState,
+        grammar: Grammar | None,
+        received_s: float,
+        clock: Callable[[], float],
     ) -> Generation:
-        """Rebuild the state of a request that passed `check`. Nothing is computed yet."""
+        """Rebuild the state of a request in the slot that it took. Nothing is computed yet."""
         decoder, kv = self._decoder_parts()
         return Generation(
             request,
-            model_hash=self.description.model_hash,
-            decoder=decoder,
-            kv=kv,
+            state=state,
+            max_len=kv.layout.max_len,
+            window=self._window(request, state, clock),
             sampler=Sampler(
                 request.sampler,
                 vocab_size=decoder.shape.vocab_size,
@@ -103,8 +169,74 @@ class LoadedModel:
             ),
             grammar=grammar,
             received_s=received_s,
+            speculation=self._speculation(request),
             clock=clock,
         )
+
+    def _speculation(self, request: Generate) -> Speculation | None:
+        if not request.max_draft or self._decoder is None or self.batch is None or not self._decoder.can_verify:
+            return None
+        model = self._draft.drafts if self._draft is not None else None
+        return Speculation(self.batch.draft_costs, request.max_draft, model)
+
+    def _open_draft_model(self, draft: ModelDescription, request: LoadModel, decoder: Decoder) -> None:
+        """A draft model that cannot be used costs speed only, so it does not keep its target from serving."""
+        assert request.kv is not None
+        try:
+            if not decoder.can_verify:
+                raise ModelError(f"model {request.model.name} gives logits for its last position only")
+            self._draft = LoadedDraftModel(
+                draft,
+                request.model,
+                threads=request.threads,
+                streams=request.max_batch,
+                max_len=request.kv.max_len,
+            )
+        except MagnitudeError as error:
+            log.warning("model %s runs without its draft model: %s", request.model.name, error)
+            self.draft_failure = error.message
+
+    def load_adapter(self, request: LoadAdapter) -> None:
+        """Raises `ModelError` for an adapter that is damaged or does not fit, `RequestError` if it is there."""
+        decoder, _ = self._decoder_parts()
+        decoder.adapters.load(request.name, Path(request.folder), request.adapter_hash)
+
+    def unload_adapter(self, name: str) -> None:
+        """Raises `RequestError` for an adapter that is not loaded or that an open generation computes with."""
+        decoder, _ = self._decoder_parts()
+        assert self.batch is not None  # a decoder has one
+        if any(member.adapter == name for member in self.batch.members):
+            raise RequestError(f"adapter {name} is in use", code="adapter_in_use", hint="Ask again in a moment")
+        decoder.adapters.unload(name)
+
+    def _window(self, request: Generate, state: SlotState, clock: Callable[[], float]) -> SlidingWindow | None:
+        decoder, kv = self._decoder_parts()
+        if request.overflow == "stop" or can_slide(decoder.shape, kv.layout):
+            return None
+        return SlidingWindow(kv, request.slot, state, decoder.shape.rope_frequencies, clock)
+
+    def measure(self, request: Measure, clock: Callable[[], float]) -> tuple[float, ...]:
+        """Median time of a decode step for each number of rows. What the slot held is lost."""
+        decoder, kv = self._decoder_parts()
+        if not 0 <= request.slot < kv.layout.slots or max(request.rows, default=0) > decoder.prefill_row:
+            raise RequestError("there is no such slot, or there are fewer rows than are to be measured", param="rows")
+        if request.past_tokens + 1 > kv.layout.max_len:
+            raise RequestError("past_tokens do not fit a slot", param="past_tokens")
+        kv.open_slot(request.slot, self.description.model_hash).begin([])
+        for row in range(max(request.rows, default=0)):
+            decoder.show(row, request.slot)
+        return tuple(self._median_step_s(decoder, request, rows, clock) for rows in request.rows)
+
+    @staticmethod
+    def _median_step_s(decoder: Decoder, request: Measure, rows: int, clock: Callable[[], float]) -> float:
+        times = []
+        for _ in range(request.steps):
+            started_s = clock()
+            # All rows write the same numbers to the same place, and unused positions are zero: neither changes how
+            # long a step takes.
+            decoder.step([0] * rows, [request.past_tokens] * rows)
+            times.append(clock() - started_s)
+        return statistics.median(times)
 
     def _decoder_parts(self) -> tuple[Decoder, KvMemory]:
         if self._decoder is None or self._kv is None:
@@ -116,6 +248,11 @@ class LoadedModel:
             raise self._cannot("embed text")
         return EncodeJob(request, self._encoder, clock)
 
+    def open_ranking(self, request: EmbedAndRank, clock: Callable[[], float]) -> RankJob:
+        if self._encoder is None or self.description.kind != "embedder":
+            raise self._cannot("embed text")
+        return RankJob(request, self._encoder, clock)
+
     def open_tensors(self, request: InferTensors, clock: Callable[[], float]) -> TensorJob:
         if self._decoder is not None:
             raise self._cannot("be called with plain tensors, because its KV cache lives in the service")
@@ -123,6 +260,10 @@ class LoadedModel:
 
     def close(self) -> None:
         """Let go of session, bindings and mapping, in this order."""
+        self.batch = None
+        if self._draft is not None:
+            self._draft.close()
+            self._draft = None
         if self._decoder is not None:
             self._decoder.close()
         self._decoder = self._encoder = self._session = self._grammar_tokenizer = None

@@ -1,8 +1,8 @@
 """The engine's one loop: events in, one graph run at a time, answers out.
 
-Everything that computes runs in the thread that calls `run`. Open jobs take turns, one graph run each, and all
-events that have arrived are looked at between any two runs: that bounds how long a cancel, a new request or the
-wish to leave has to wait.
+Everything that computes runs in the thread that calls `run`. A turn is one decode step of each model's batch, then
+one piece of a prompt, then one run of an encoder. All events that have arrived are looked at between any two runs:
+that bounds how long a cancel, a new request or the wish to leave has to wait.
 """
 
 from __future__ import annotations
@@ -11,14 +11,13 @@ import logging
 import os
 import queue
 import time
-from collections import deque
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from typing import TYPE_CHECKING, TypeGuard
+from typing import TYPE_CHECKING
 
 from magnitude.engine.generation import never_started
 from magnitude.engine.link import ServiceGone
-from magnitude.engine.loaded import Job, LoadedModel
+from magnitude.engine.loaded import LoadedModel
 from magnitude.engine.process import give_back_memory
 from magnitude.engine.protocol import (
     CancelRequest,
@@ -26,20 +25,28 @@ from magnitude.engine.protocol import (
     Drain,
     Drained,
     Embed,
+    EmbedAndRank,
     Failed,
     Generate,
     GetStats,
     Hello,
     InferTensors,
+    LoadAdapter,
     Loaded,
     LoadModel,
+    Measure,
+    Measured,
     Message,
+    PoolUse,
     Shutdown,
     Stats,
     ToEngine,
+    UnloadAdapter,
     UnloadModel,
 )
+from magnitude.engine.slot_header import SlotState
 from magnitude.engine.stats import Progress, read_memory
+from magnitude.engine.work import Run, Work
 from magnitude.errors import EngineError, MagnitudeError, ModelNotFound, RequestError
 
 if TYPE_CHECKING:
@@ -71,6 +78,18 @@ class GrammarBuilt:
 
 Event = Arrived | GrammarBuilt
 
+
+class _Waiting:
+    """A generation whose grammar is being built; its slot is already its own."""
+
+    __slots__ = ("at_s", "request", "state")
+
+    def __init__(self, request: Generate, state: SlotState, at_s: float) -> None:
+        self.request = request
+        self.state = state
+        self.at_s = at_s
+
+
 # Once idle for so long: soon enough for the memory to be there when somebody else needs it, late enough not to
 # stand in the way of a client that sends one request after the other.
 _SETTLE_AFTER_S = 1.0
@@ -79,16 +98,12 @@ _SETTLE_AFTER_S = 1.0
 _TRIM_ABOVE_BYTES = 4 * 1024 * 1024
 
 
-def is_generate(message: ToEngine) -> TypeGuard[Generate]:
-    return isinstance(message, Generate)
-
-
 class EngineLoop:
     """Holds the models and the open jobs. `post` may be called from any thread."""
 
     def __init__(
         self,
-        send: Callable[[Message], None],
+        send: Callable[..., None],
         progress: Progress,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
@@ -98,10 +113,10 @@ class EngineLoop:
         # Bounded by the service, which limits its open requests.
         self._events: queue.SimpleQueue[Event] = queue.SimpleQueue()
         self._models: dict[str, LoadedModel] = {}
-        self._jobs: deque[Job] = deque()
+        self._work = Work(self._models, clock)
         # Generations whose grammar is being built, in a thread of its own: it may take a second, in which the
         # others go on.
-        self._waiting: dict[int, Arrived] = {}
+        self._waiting: dict[int, _Waiting] = {}
         self._builder = ThreadPoolExecutor(max_workers=1, thread_name_prefix="engine-grammar")
         self._closed = False  # to new work, since `Drain`
         self._draining: list[int] = []  # `Drain`s that wait for their answer
@@ -115,18 +130,23 @@ class EngineLoop:
         """Serve until `Shutdown`. Raises `ServiceGone` when nobody is there to be answered."""
         while not self._leave:
             self._take_events()
-            if self._jobs and not self._leave:
+            if len(self._work) and not self._leave:
                 self._turn()
         for model in self._models.values():
             model.close()
 
     def _turn(self) -> None:
-        """One graph run of the job that has waited longest."""
-        job = self._jobs.popleft()
-        self._step(job)
-        if not job.finished:
-            self._jobs.append(job)
-        self._jobs_changed()
+        for run in self._work.turn():
+            self._do(run)
+            self._open_changed()
+            if not len(self._work):
+                break  # waiting for events comes after the report
+            self._take_events()
+            if self._leave:
+                return
+        now_s = self._clock()
+        if report := self._work.report.due(now_s, idle=not len(self._work)):
+            self._send(report)
 
     def _take_events(self) -> None:
         """Handle what has arrived; wait for something when there is nothing to compute."""
@@ -138,7 +158,7 @@ class EngineLoop:
 
     def _next_event(self) -> Event:
         """The next event; raises `queue.Empty` when there is none and there is work to do."""
-        if self._jobs:
+        if len(self._work):
             return self._events.get_nowait()
         try:
             return self._events.get(timeout=_SETTLE_AFTER_S)
@@ -153,29 +173,32 @@ class EngineLoop:
             anon_bytes = self._idle_anon_bytes = read_memory().anon_bytes
         self._idle_anon_bytes = min(self._idle_anon_bytes, anon_bytes)
 
-    def _step(self, job: Job) -> None:
+    def _do(self, run: Run) -> None:
         finished = False
         self._progress.run_begins()
         try:
-            messages = job.advance()
-            finished = True
-        except MemoryError:
-            raise
-        except Exception as error:
-            job.finished = True
-            messages = [self._failed(job.request_id, error)]
+            results = run()
+            finished = any(not isinstance(result, Exception) for _, result in results)
         finally:
             self._progress.run_ends(finished=finished)
-        self._send_all(job, messages)
+        pools = [model.pool_use for model in self._models.values()]
+        self._progress.run_pool = max(pools, key=lambda use: use.peak_bytes, default=PoolUse())
+        answers: list[Message] = []
+        for request_id, result in results:
+            answers += [self._failed(request_id, result)] if isinstance(result, Exception) else result
+        self._send_all(answers)
 
-    def _send_all(self, job: Job, messages: list[Message]) -> None:
-        for message in messages:
-            try:
-                self._send(message)
-            except EngineError as error:  # too large for a frame: the answer is this error instead
-                job.finished = True
-                self._send(self._failed(job.request_id, error))
-                return
+    def _send_all(self, messages: list[Message]) -> None:
+        """All messages of a run in one write: the service wakes up once for a step, not once for each stream."""
+        try:
+            if messages:
+                self._send(*messages)
+        except EngineError as error:
+            # One is too large for a frame (which only a run job's single answer can be): the answer is this error.
+            for message in messages:
+                request_id = getattr(message, "request_id", 0)
+                self._work.remove(request_id)
+                self._send(self._failed(request_id, error))
 
     def _handle(self, event: Event) -> None:
         match event:
@@ -183,13 +206,13 @@ class EngineLoop:
                 self._grammar_built(event)
             case Arrived():
                 self._handle_message(event)
-        self._jobs_changed()
+        self._open_changed()
 
     def _handle_message(self, event: Arrived) -> None:
         message = event.message
         try:
             match message:
-                case Generate() | Embed() | InferTensors():
+                case Generate() | Embed() | EmbedAndRank() | InferTensors():
                     self._open(message, event)
                 case CancelRequest():
                     self._cancel(message.target)
@@ -197,6 +220,13 @@ class EngineLoop:
                     self._load(message, event.fd)
                 case UnloadModel():
                     self._unload(message)
+                case LoadAdapter():
+                    self._model(message.model).load_adapter(message)
+                    self._send(Done(request_id=message.request_id))
+                case UnloadAdapter():
+                    self._unload_adapter(message)
+                case Measure():
+                    self._measure(message)
                 case GetStats():
                     self._send(self._stats(message.request_id))
                 case Drain():
@@ -214,35 +244,52 @@ class EngineLoop:
             if event.fd is not None:
                 os.close(event.fd)
 
-    def _open(self, message: Generate | Embed | InferTensors, event: Arrived) -> None:
+    def _open(self, message: Generate | Embed | EmbedAndRank | InferTensors, event: Arrived) -> None:
         if self._closed:
             raise EngineError("the engine takes nothing new", code="engine_draining", hint="Ask again in a moment")
         request_id = message.request_id
-        if request_id in self._waiting or any(job.request_id == request_id for job in self._jobs):
+        if request_id in self._waiting or self._work.holds(request_id):
             raise RequestError(f"request {request_id} is already open", code="request_id_in_use")
-        model = self._models.get(message.model)
-        if model is None:
-            raise ModelNotFound(
-                f"model {message.model} is not loaded", param="model", hint="See the list of models for what is"
-            )
+        model = self._model(message.model)
         match message:
             case Generate():
                 model.check(message)
                 self._check_slot(message)
+                state = model.take_slot(message)
                 if message.grammar is None:
-                    self._jobs.append(model.open_generation(message, None, event.at_s, self._clock))
+                    self._join(model, message, state, None, event.at_s)
                 else:
-                    self._waiting[request_id] = event
+                    self._waiting[request_id] = _Waiting(message, state, event.at_s)
                     self._builder.submit(self._build_grammar, model, message)
             case Embed():
-                self._jobs.append(model.open_embed(message, self._clock))
+                self._work.add(model.open_embed(message, self._clock))
+            case EmbedAndRank():
+                self._work.add(model.open_ranking(message, self._clock))
             case InferTensors():
-                self._jobs.append(model.open_tensors(message, self._clock))
+                self._work.add(model.open_tensors(message, self._clock))
+
+    def _model(self, name: str) -> LoadedModel:
+        model = self._models.get(name)
+        if model is None:
+            raise ModelNotFound(
+                f"model {name} is not loaded", param="model", hint="See the list of models for what is"
+            )
+        return model
+
+    def _join(
+        self, model: LoadedModel, request: Generate, state: SlotState, grammar: Grammar | None, received_s: float
+    ) -> None:
+        generation = model.open_generation(request, state, grammar, received_s, self._clock)
+        self._send_all(generation.begin())
+        if not generation.finished:
+            assert model.batch is not None, "only decoders open generations"
+            model.batch.join(generation)
 
     def _check_slot(self, request: Generate) -> None:
-        taken = {(job.model, job.slot) for job in self._jobs}
-        taken |= {(m.model, m.slot) for m in (event.message for event in self._waiting.values()) if is_generate(m)}
-        if (request.model, request.slot) in taken:
+        waiting = any(
+            (w.request.model, w.request.slot) == (request.model, request.slot) for w in self._waiting.values()
+        )
+        if waiting or self._work.slot_taken(request.model, request.slot):
             raise EngineError(f"slot {request.slot} is in use", code="slot_in_use")
 
     def _build_grammar(self, model: LoadedModel, request: Generate) -> None:
@@ -258,14 +305,14 @@ class EngineLoop:
     def _grammar_built(self, event: GrammarBuilt) -> None:
         request = event.request
         waiting = self._waiting.get(request.request_id)
-        if waiting is None or waiting.message is not request:
+        if waiting is None or waiting.request is not request:
             return  # cancelled, or its model unloaded, in the meantime
         del self._waiting[request.request_id]
         try:
             if isinstance(event.outcome, Exception):
                 raise event.outcome
             model = self._models[request.model]
-            self._jobs.append(model.open_generation(request, event.outcome, waiting.at_s, self._clock))
+            self._join(model, request, waiting.state, event.outcome, waiting.at_s)
         except MemoryError:
             raise
         except Exception as error:
@@ -273,14 +320,10 @@ class EngineLoop:
 
     def _cancel(self, target: int) -> None:
         waiting = self._waiting.pop(target, None)
-        if waiting is not None and is_generate(waiting.message):
-            self._send(never_started(waiting.message, self._clock() - waiting.at_s))
-            return
-        for job in self._jobs:
-            if job.request_id == target:
-                self._jobs.remove(job)
-                self._send(job.cancel())
-                return
+        if waiting is not None:
+            self._send(never_started(waiting.request, self._clock() - waiting.at_s))
+        elif (job := self._work.remove(target)) is not None:
+            self._send(job.cancel())
 
     def _load(self, message: LoadModel, fd: int | None) -> None:
         name = message.model.name
@@ -299,29 +342,48 @@ class EngineLoop:
                 load_s=load_s,
                 inputs=model.inputs,
                 outputs=model.outputs,
+                draft_failure=model.draft_failure,
             )
         )
 
     def _unload(self, message: UnloadModel) -> None:
-        model = self._models.pop(message.model, None)
-        if model is None:
-            raise ModelNotFound(f"model {message.model} is not loaded", param="model")
+        model = self._model(message.model)
         error = EngineError(f"model {message.model} was unloaded", code="model_unloaded", hint="Ask again")
-        for job in [job for job in self._jobs if job.model == message.model]:
-            self._jobs.remove(job)
-            self._send(self._failed(job.request_id, error))
-        for request_id, event in list(self._waiting.items()):
-            if is_generate(event.message) and event.message.model == message.model:
-                del self._waiting[request_id]
-                self._send(self._failed(request_id, error))
+        open_ids = self._work.remove_all(message.model)
+        open_ids += [request_id for request_id, w in self._waiting.items() if w.request.model == message.model]
+        del self._models[message.model]
+        for request_id in open_ids:
+            self._waiting.pop(request_id, None)
+            self._send(self._failed(request_id, error))
         model.close()
         del model
         give_back_memory()
         self._send(Done(request_id=message.request_id))
 
-    def _jobs_changed(self) -> None:
+    def _unload_adapter(self, message: UnloadAdapter) -> None:
+        model = self._model(message.model)
+        waiting = ((w.request.model, w.request.adapter) for w in self._waiting.values())
+        if (message.model, message.name) in waiting:
+            raise RequestError(
+                f"adapter {message.name} is in use", code="adapter_in_use", hint="Ask again in a moment"
+            )
+        model.unload_adapter(message.name)
+        self._send(Done(request_id=message.request_id))
+
+    def _measure(self, message: Measure) -> None:
+        if len(self._work) or self._waiting:
+            raise EngineError("the engine is at work, so nothing can be measured", code="engine_busy")
+        model = self._model(message.model)
+        self._progress.run_begins()
+        try:
+            step_s = model.measure(message, self._clock)
+        finally:
+            self._progress.run_ends(finished=True)
+        self._send(Measured(request_id=message.request_id, step_s=step_s))
+
+    def _open_changed(self) -> None:
         """Keep the count that the heartbeat reports, and answer `Drain` when nothing is open."""
-        self._progress.open_requests = len(self._jobs) + len(self._waiting)
+        self._progress.open_requests = len(self._work) + len(self._waiting)
         if self._progress.open_requests == 0:
             for request_id in self._draining:
                 self._send(Drained(request_id=request_id))
@@ -333,9 +395,10 @@ class EngineLoop:
             request_id=request_id,
             rss_bytes=memory.rss_bytes,
             anon_bytes=memory.anon_bytes,
-            open_requests=len(self._jobs) + len(self._waiting),
+            open_requests=len(self._work) + len(self._waiting),
             steps=self._progress.steps,
             models=tuple(self._models),
+            run_pool=self._progress.run_pool,
         )
 
     def _failed(self, request_id: int, error: Exception) -> Failed:

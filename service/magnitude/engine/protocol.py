@@ -23,7 +23,8 @@ MAX_FRAME_BYTES = 256 * 1024 * 1024  # largest tensor message; a longer length w
 FinishReason = Literal["stop", "length", "cancelled", "error"]
 # What happens when a slot is full: the answer ends, or the oldest positions behind the attention sinks are dropped.
 Overflow = Literal["stop", "slide"]
-StepKind = Literal["decode", "prefill", "verify", "encode", "tensors"]
+# "slide" is no graph run: positions of a full slot that were moved.
+StepKind = Literal["decode", "prefill", "verify", "slide", "encode", "tensors"]
 
 
 class Message(msgspec.Struct, frozen=True, kw_only=True, tag_field="t", array_like=False):
@@ -70,7 +71,7 @@ class LoadModel(Message, frozen=True, kw_only=True, tag="load"):
     """Load a model. For a decoder one file descriptor (the KV memfd) comes with the frame.
 
     `max_batch` generations decode together at most. While any of them decodes, a prompt enters in pieces that keep
-    a step under `max_inter_token_ms`.
+    a step under `max_inter_token_ms`. `draft` is a second decoder that drafts for this one.
     """
 
     request_id: int
@@ -79,11 +80,34 @@ class LoadModel(Message, frozen=True, kw_only=True, tag="load"):
     kv: KvLayout | None = None
     max_batch: int = 1
     max_inter_token_ms: float = 60.0
+    draft: ModelDescription | None = None
 
 
 class UnloadModel(Message, frozen=True, kw_only=True, tag="unload"):
     request_id: int
     model: str
+
+
+class LoadAdapter(Message, frozen=True, kw_only=True, tag="load_adapter"):
+    """Map a LoRA adapter of a loaded model, whose graph must be the one with adapter inputs. Answered by `Done`.
+
+    `folder` holds the matrices, whose sha256 is `adapter_hash`. Positions in a KV slot that were computed with the
+    adapter are keyed by `models.adapters.kv_hash(model_hash, adapter_hash)`.
+    """
+
+    request_id: int
+    model: str
+    name: str
+    folder: str
+    adapter_hash: str
+
+
+class UnloadAdapter(Message, frozen=True, kw_only=True, tag="unload_adapter"):
+    """Forget an adapter. Refused while a generation with it is open. Answered by `Done`."""
+
+    request_id: int
+    model: str
+    name: str
 
 
 class SlotContents(msgspec.Struct, frozen=True, kw_only=True):
@@ -138,6 +162,17 @@ class Embed(Message, frozen=True, kw_only=True, tag="embed"):
     token_types: list[list[int]] = []
 
 
+class EmbedAndRank(Message, frozen=True, kw_only=True, tag="embed_and_rank"):
+    """Rank `documents` (token ids with their special tokens) by the cosine of their vectors to the `query`'s.
+    Answered by `Ranked`; vectors stay in the engine."""
+
+    request_id: int
+    model: str
+    query: list[int]
+    documents: list[list[int]]
+    top_k: int
+
+
 class Tensor(Message, frozen=True, kw_only=True, tag="tensor"):
     """A plain tensor: `data` is C-ordered, little-endian; `dtype` is NumPy's name (strings are not carried)."""
 
@@ -163,11 +198,12 @@ class CancelRequest(Message, frozen=True, kw_only=True, tag="cancel"):
 
 
 class Measure(Message, frozen=True, kw_only=True, tag="measure"):
-    """Time decode steps of each batch size in `rows`, in slots from 0 on; nothing else may be open. Answered by
-    `Measured`. What the slots held is lost."""
+    """Time decode steps of each batch size in `rows`, all rows in `slot`; nothing else may be open. Answered by
+    `Measured`. What the slot held is lost."""
 
     request_id: int
     model: str
+    slot: int
     rows: tuple[int, ...]
     past_tokens: int = 128
     steps: int = 8
@@ -204,6 +240,7 @@ class Loaded(Message, frozen=True, kw_only=True, tag="loaded"):
     load_s: float
     inputs: tuple[TensorInfo, ...] = ()
     outputs: tuple[TensorInfo, ...] = ()
+    draft_failure: str = ""  # why the model runs without the draft model that was asked for
 
 
 class Done(Message, frozen=True, kw_only=True, tag="done"):
@@ -300,10 +337,37 @@ class Vectors(Message, frozen=True, kw_only=True, tag="vectors"):
     run_s: float
 
 
+class Ranked(Message, frozen=True, kw_only=True, tag="ranked"):
+    """Which documents come first, and their cosines, best first."""
+
+    request_id: int
+    indices: list[int]
+    scores: list[float]
+    run_s: float
+
+
 class TensorsOut(Message, frozen=True, kw_only=True, tag="tensors_out"):
     request_id: int
     outputs: list[Tensor]
     run_s: float
+
+
+class PoolUse(msgspec.Struct, frozen=True, kw_only=True):
+    """Heap that encoder runs leave behind for the next one. `held_bytes`: now; `needed_bytes`: what the next runs
+    are expected to need; `peak_bytes` and `mean_bytes`: over all runs so far; `trims`: how often memory was given
+    back."""
+
+    held_bytes: int = 0
+    needed_bytes: int = 0
+    peak_bytes: int = 0
+    mean_bytes: int = 0
+    runs: int = 0
+    trims: int = 0
+
+    @property
+    def peak_to_mean(self) -> float:
+        """1 for steady runs; high where a few large ones set the memory."""
+        return self.peak_bytes / self.mean_bytes if self.mean_bytes else 1.0
 
 
 class Stats(Message, frozen=True, kw_only=True, tag="stats"):
@@ -313,6 +377,7 @@ class Stats(Message, frozen=True, kw_only=True, tag="stats"):
     open_requests: int
     steps: int
     models: tuple[str, ...]
+    run_pool: PoolUse = PoolUse()
 
 
 class Drained(Message, frozen=True, kw_only=True, tag="drained"):
@@ -327,14 +392,18 @@ class Heartbeat(Message, frozen=True, kw_only=True, tag="heartbeat"):
     open_requests: int
     busy_s: float
     rss_bytes: int
+    run_pool: PoolUse = PoolUse()
 
 
 ToEngine = (
     Hello
     | LoadModel
     | UnloadModel
+    | LoadAdapter
+    | UnloadAdapter
     | Generate
     | Embed
+    | EmbedAndRank
     | InferTensors
     | CancelRequest
     | Measure
@@ -353,6 +422,7 @@ ToService = (
     | Steps
     | Measured
     | Vectors
+    | Ranked
     | TensorsOut
     | Stats
     | Drained

@@ -8,6 +8,8 @@ from pathlib import Path
 
 import msgspec
 
+from magnitude.engine.protocol import PoolUse
+
 
 class MemoryUse(msgspec.Struct, frozen=True, kw_only=True):
     """`rss_bytes` counts every resident page (weights mapped from files and KV included), `anon_bytes` only
@@ -62,6 +64,7 @@ class Progress:
         self._run_started_s = 0.0
         self.steps = 0
         self.open_requests = 0
+        self.run_pool = PoolUse()
 
     def run_begins(self) -> None:
         self._run_started_s = self._clock()

@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from magnitude.engine.decoder import run_failed
-from magnitude.engine.protocol import Failed, InferTensors, Message, Tensor, TensorInfo, TensorsOut
+from magnitude.engine.protocol import Failed, InferTensors, Message, StepKind, Tensor, TensorInfo, TensorsOut
 from magnitude.engine.sessions import DTYPES, describe
 from magnitude.errors import EngineError, RequestError
 
@@ -66,7 +66,7 @@ class TensorJob:
     def __init__(self, request: InferTensors, session: Any, clock: Callable[[], float] = time.monotonic) -> None:
         self.request_id = request.request_id
         self.model = request.model
-        self.slot: int | None = None
+        self.kind: StepKind = "tensors"
         self.finished = False
         self._session = session
         self._clock = clock

@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
-import math
 from typing import Literal
 
 import msgspec
+
+from magnitude.feedback.run_series import RunSeries
+from magnitude.feedback.running import RunningFigures
 
 Outcome = Literal["ok", "cancelled", "failed", "rejected"]
 
 
 class TaskRecord(msgspec.Struct, frozen=True, kw_only=True):
-    """One task, also when it failed."""
+    """One task, also when it failed. `task` is what it was for, as intake or the client names it; of the prompt,
+    `cached_tokens` were not computed; `batch` tasks ran together, this one included, on average."""
 
     kind: Literal["generate", "embed", "infer"]
     model: str
@@ -22,55 +25,16 @@ class TaskRecord(msgspec.Struct, frozen=True, kw_only=True):
     queue_s: float = 0.0
     prefill_s: float = 0.0
     decode_s: float = 0.0
-
-
-# Weight of the newest sample: the mean's memory is about 1 / 0.05 = 20 tasks, so that a device that has warmed up
-# forgets its cold start within twenty tasks.
-SMOOTHING = 0.05
-# Latencies fall into buckets that grow by 10 %: a P95 from them is at most 10 % off, in 230 counters from 1 ms
-# to an hour.
-BUCKET_GROWTH = 1.1
-FIRST_BUCKET_S = 0.001
-
-
-class RunningFigures:
-    """Mean, spread and quantiles of a series in constant memory, recent samples weighing more."""
-
-    def __init__(self) -> None:
-        self.count = 0
-        self.mean = 0.0
-        self._weights: dict[int, float] = {}
-        self._unit = 1.0
-
-    def add(self, value: float) -> None:
-        self.count += 1
-        weight = max(SMOOTHING, 1.0 / self.count)
-        self.mean += weight * (value - self.mean)
-        bucket = 0
-        if value > FIRST_BUCKET_S:
-            bucket = math.ceil(math.log(value / FIRST_BUCKET_S, BUCKET_GROWTH))
-        # Growing the newcomer's weight instead of shrinking all the others costs one multiplication a sample.
-        self._unit /= 1.0 - SMOOTHING
-        self._weights[bucket] = self._weights.get(bucket, 0.0) + self._unit
-        if self._unit > 1e100:
-            self._weights = {key: kept / self._unit for key, kept in self._weights.items()}
-            self._unit = 1.0
-
-    def quantile(self, share: float) -> float:
-        """Upper edge of the bucket that holds the quantile `share` (0..1); 0 without samples."""
-        total = sum(self._weights.values())
-        reached = 0.0
-        edge_s = 0.0
-        for bucket in sorted(self._weights):
-            edge_s = FIRST_BUCKET_S * BUCKET_GROWTH**bucket
-            reached += self._weights[bucket]
-            if reached >= share * total:
-                break
-        return edge_s
+    task: str = ""
+    cached_tokens: int = 0
+    batch: float = 0.0
+    drafted_tokens: int = 0
+    accepted_tokens: int = 0
 
 
 class TaskFigures(msgspec.Struct, frozen=True, kw_only=True):
-    """The running picture of one kind of task on one model."""
+    """The running picture of one kind of task on one model. Rates are those of what was computed: cached tokens of
+    a prompt count in `cached_share` only. Shares are 0..1, recent tasks weighing more."""
 
     count: int
     failed: int
@@ -80,6 +44,12 @@ class TaskFigures(msgspec.Struct, frozen=True, kw_only=True):
     decode_tokens_per_s: float
     run_p50_s: float
     run_p95_s: float
+    queue_p50_s: float = 0.0
+    queue_p99_s: float = 0.0
+    run_p99_s: float = 0.0
+    cached_share: float = 0.0
+    accepted_share: float = 0.0  # of the tokens that were drafted
+    batch: float = 0.0
 
 
 class _Series:
@@ -88,6 +58,9 @@ class _Series:
         self.run = RunningFigures()
         self.prefill_rate = RunningFigures()
         self.decode_rate = RunningFigures()
+        self.cached = RunningFigures()
+        self.accepted = RunningFigures()
+        self.batch = RunningFigures()
         self.count = self.failed = self.cancelled = 0
 
 
@@ -95,6 +68,7 @@ class Feedback:
     """Collects task records into running figures by (kind, model)."""
 
     def __init__(self) -> None:
+        self.runs = RunSeries()
         self._series: dict[tuple[str, str], _Series] = {}
 
     def record(self, task: TaskRecord) -> None:
@@ -106,8 +80,15 @@ class Feedback:
             return
         series.queue.add(task.queue_s)
         series.run.add(task.prefill_s + task.decode_s)
-        if task.prefill_s > 0 and task.prompt_tokens:
-            series.prefill_rate.add(task.prompt_tokens / task.prefill_s)
+        computed_tokens = task.prompt_tokens - task.cached_tokens
+        if task.prefill_s > 0 and computed_tokens > 0:
+            series.prefill_rate.add(computed_tokens / task.prefill_s)
+        if task.prompt_tokens:
+            series.cached.add(task.cached_tokens / task.prompt_tokens)
+        if task.drafted_tokens:
+            series.accepted.add(task.accepted_tokens / task.drafted_tokens)
+        if task.batch:
+            series.batch.add(task.batch)
         # The first token is the prefill's; a rate needs the steps after it.
         if task.decode_s > 0 and task.new_tokens > 1:
             series.decode_rate.add((task.new_tokens - 1) / task.decode_s)
@@ -124,6 +105,12 @@ class Feedback:
                 decode_tokens_per_s=series.decode_rate.mean,
                 run_p50_s=series.run.quantile(0.5),
                 run_p95_s=series.run.quantile(0.95),
+                queue_p50_s=series.queue.quantile(0.5),
+                queue_p99_s=series.queue.quantile(0.99),
+                run_p99_s=series.run.quantile(0.99),
+                cached_share=series.cached.mean,
+                accepted_share=series.accepted.mean,
+                batch=series.batch.mean,
             )
             for (kind, model), series in self._series.items()
         }

@@ -16,6 +16,7 @@ import msgspec
 from magnitude.engine.protocol import TokenLogprob
 from magnitude.errors import Cancelled, EngineError, MagnitudeError
 from magnitude.feedback.metrics import Metrics
+from magnitude.intake.timing import AnswerCost
 from magnitude.schedule.inference import Emission, Generation
 from magnitude.text.stops import StopFilter
 from magnitude.text.stream_decoder import StreamDecoder
@@ -39,10 +40,7 @@ class TokenChoice(msgspec.Struct, frozen=True):
 
 class AnswerEnd(msgspec.Struct, frozen=True, kw_only=True):
     reason: AnswerReason
-    usage: Usage
-    queue_s: float
-    prefill_s: float
-    decode_s: float
+    cost: AnswerCost
 
 
 class AnswerPiece(msgspec.Struct, frozen=True, kw_only=True):
@@ -96,6 +94,11 @@ class AnswerReader:
         self._calls = 0
         self._coming: asyncio.Task[Emission] | None = None
         self._ended = False
+
+    @property
+    def waited_s(self) -> float | None:
+        """How long the generation waited to be started; None while it waits."""
+        return self._generation.waited_s
 
     async def ready(self, timeout_s: float) -> bool:
         """Whether `next` has something within `timeout_s`. Raises the generation's error if that is what came."""
@@ -199,25 +202,23 @@ class AnswerReader:
             raise EngineError("The engine ended the generation with an error", hint="Send the request again.")
         self._ended = True
         self._count()
-        self._metrics.queue_s.labels(self._model).observe(last.queue_s)
-        self._metrics.cached_tokens.labels(self._model).inc(last.cached_tokens)
-        self._notes.update(
-            queue_ms=round(last.queue_s * 1000, 1),
-            prefill_ms=round(last.prefill_s * 1000, 1),
-            decode_ms=round(last.decode_s * 1000, 1),
+        usage = Usage(
+            prompt_tokens=self._prompt_tokens, completion_tokens=self._tokens, cached_tokens=last.cached_tokens
         )
+        cost = AnswerCost.of(last, usage, total_s=self._clock() - self._started_s)
+        self._metrics.observe_answer(
+            self._model, queue_s=cost.queue_s, prefill_s=cost.prefill_s, decode_s=cost.decode_s, total_s=cost.total_s
+        )
+        if cost.batch:
+            self._metrics.batch_size.labels(self._model).observe(cost.batch)
+        self._metrics.cached_tokens.labels(self._model).inc(usage.cached_tokens)
+        self._metrics.drafted_tokens.labels(self._model).inc(cost.drafted_tokens)
+        self._metrics.accepted_tokens.labels(self._model).inc(cost.accepted_tokens)
+        if cost.cut == "deadline":
+            self._metrics.deadline_misses.labels(self._model, "soft").inc()
+        self._notes.update(cost.notes())
         shown: AnswerReason = "length" if reason == "length" else "tool_calls" if self._calls else "stop"
-        return AnswerEnd(
-            reason=shown,
-            usage=Usage(
-                prompt_tokens=self._prompt_tokens,
-                completion_tokens=self._tokens,
-                cached_tokens=last.cached_tokens,
-            ),
-            queue_s=last.queue_s,
-            prefill_s=last.prefill_s,
-            decode_s=last.decode_s,
-        )
+        return AnswerEnd(reason=shown, cost=cost)
 
     def _observe(self, tokens: int) -> None:
         now_s = self._clock()

@@ -21,8 +21,11 @@ from magnitude.intake.context import Context
 from magnitude.intake.embeddings import embeddings
 from magnitude.intake.errors import error_response, from_http_exception
 from magnitude.intake.gate import Gate
+from magnitude.intake.kv import KeptKv
 from magnitude.intake.models import list_models, show_model
+from magnitude.intake.pipeline import pipeline
 from magnitude.intake.rerank import rerank
+from magnitude.intake.reserve import Reserve
 from magnitude.schedule.inference import Inference
 from magnitude.text.catalogue import TextCatalogue
 
@@ -33,11 +36,14 @@ ROUTES = [
     Route("/v1/rerank", rerank, methods=["POST"]),
     Route("/v1/models", list_models, methods=["GET"]),
     Route("/v1/models/{model:path}", show_model, methods=["GET"]),
+    Route("/v1/magnitude/kv", KeptKv),
     Route("/healthz", health.healthz, methods=["GET"]),
     Route("/readyz", health.readyz, methods=["GET"]),
     Route("/version", health.version, methods=["GET"]),
     Route("/metrics", health.metrics, methods=["GET"]),
     Route("/v1/magnitude/state", health.state, methods=["GET"]),
+    Route("/v1/magnitude/pipeline", pipeline, methods=["POST"]),
+    Route("/v1/magnitude/reserve", Reserve),
     Route("/openapi.json", health.openapi, methods=["GET"]),
     Route("/v2", open_inference.server_metadata, methods=["GET"]),
     Route("/v2/health/live", open_inference.server_live, methods=["GET"]),
@@ -63,6 +69,7 @@ def build_app(
         exception_handlers={HTTPException: _refused_by_router},
         middleware=[Middleware(Gate, server=settings.server, metrics=metrics, clock=clock)],
     )
+    metrics.watch_schedule(inference.figures)
     # A path with a slash too many is no route; sending the client elsewhere hides the mistake.
     app.router.redirect_slashes = False
     app.state.context = Context(

@@ -12,15 +12,18 @@ from starlette.requests import Request
 from starlette.types import ASGIApp
 
 from magnitude.engine.protocol import GrammarSpec
+from magnitude.errors import DeadlineExceeded
 from magnitude.intake.answer import AnswerPiece, AnswerReader, TokenChoice
 from magnitude.intake.body import read_json
 from magnitude.intake.chat_request import ChatRequest, parse_chat
 from magnitude.intake.connected import while_connected
 from magnitude.intake.context import Context, context_of
-from magnitude.intake.generation import seed_header, start_generation, time_headers, times_ms
+from magnitude.intake.generation import seed_header, start_generation
 from magnitude.intake.logprobs import chat_logprobs
 from magnitude.intake.replies import json_reply
 from magnitude.intake.sse import HEADERS_WAIT_S, AnswerStream
+from magnitude.intake.terms import terms_of
+from magnitude.intake.timing import queue_header
 from magnitude.text.catalogue import ModelText
 from magnitude.text.chat_prompt import chat_prompt
 from magnitude.text.tokenizer import TextTokenizer
@@ -33,10 +36,12 @@ async def chat_completions(request: Request) -> ASGIApp:
     """Answer a chat, whole or as a stream."""
     context = context_of(request)
     chat = parse_chat(await read_json(request, context.settings.server), context.settings)
-    return await while_connected(request.receive, _answer(request, context, chat))
+    return await while_connected(request.receive, answer_chat(request, context, chat))
 
 
-async def _answer(request: Request, context: Context, chat: ChatRequest) -> ASGIApp:
+async def answer_chat(request: Request, context: Context, chat: ChatRequest) -> ASGIApp:
+    """The answer to a checked request: a whole one, or a stream that runs when it is called."""
+    terms = terms_of(request, task=_kind_of(chat))
     model = context.model_of_kind(chat.model, "decoder", "chat")
     text = await context.text_of(model)
     markers = _marker_ids(text.tokenizer) if chat.callable_tools else None
@@ -48,6 +53,7 @@ async def _answer(request: Request, context: Context, chat: ChatRequest) -> ASGI
         tokenizer=text.tokenizer,
         prompt=prompt,
         sampling=chat.sampling,
+        terms=terms,
         grammar=grammar,
         logprobs=chat.top_logprobs,
         shown_ids=frozenset(markers or ()),
@@ -62,15 +68,22 @@ async def _answer(request: Request, context: Context, chat: ChatRequest) -> ASGI
         await reader.ready(HEADERS_WAIT_S)
         stream = AnswerStream(
             reader,
-            opening=[shape.chunk({"role": "assistant", "content": ""})],
+            opening=[{**shape.chunk({"role": "assistant", "content": ""}), **chat.extension}],
             chunks=shape.chunks,
-            headers=seed_header(chat.sampling.sampler),
+            headers={**seed_header(chat.sampling.sampler), **queue_header(reader.waited_s)},
         )
         kept = True
         return stream
     finally:
         if not kept:
             reader.close("request over")
+
+
+def _kind_of(chat: ChatRequest) -> str:
+    """The kind of task where the client names none: what bounds the answer says most about how long it takes."""
+    if chat.callable_tools:
+        return "tool"
+    return "json" if chat.answer_schema is not None else "chat"
 
 
 def _prepare(
@@ -103,7 +116,11 @@ def _marker_ids(tokenizer: TextTokenizer) -> tuple[int, int] | None:
 async def _whole(reader: AnswerReader, shape: _Shape, chat: ChatRequest) -> ASGIApp:
     answer = _WholeAnswer()
     while True:
-        piece = await reader.next()
+        try:
+            piece = await reader.next()
+        except DeadlineExceeded as error:
+            error.text = answer.text
+            raise
         answer.add(piece)
         if piece.end is not None:
             break
@@ -120,8 +137,8 @@ async def _whole(reader: AnswerReader, shape: _Shape, chat: ChatRequest) -> ASGI
         "finish_reason": end.reason,
         "logprobs": shape.logprobs(answer.choices),
     }
-    body = {**shape.head("chat.completion"), "choices": [choice], "usage": end.usage.as_json()}
-    return json_reply(body, {**seed_header(chat.sampling.sampler), **time_headers(end)})
+    body = {**shape.head("chat.completion"), "choices": [choice], "usage": end.cost.usage.as_json()}
+    return json_reply(body, {**seed_header(chat.sampling.sampler), **end.cost.headers()})
 
 
 class _WholeAnswer:
@@ -185,14 +202,12 @@ class _Shape:
                 self._waiting = []
         if piece.end is None:
             return
-        yield self.chunk({}, reason=piece.end.reason, choices=self._waiting)
+        last = self.chunk({}, reason=piece.end.reason, choices=self._waiting)
+        cost = piece.end.cost
         if self._chat.include_usage:
-            yield {
-                **self.head("chat.completion.chunk"),
-                "choices": [],
-                "usage": piece.end.usage.as_json(),
-                "times_ms": times_ms(piece.end),
-            }
+            yield last
+            last = {**self.head("chat.completion.chunk"), "choices": [], "usage": cost.usage.as_json()}
+        yield {**last, "magnitude": cost.extension()}
 
 
 def _delta(event: msgspec.Struct) -> dict[str, Any] | None:

@@ -39,6 +39,7 @@ class ChatRequest(msgspec.Struct, frozen=True, kw_only=True):
     answer_schema: dict[str, Any] | None = None
     answer_schema_strict: bool = False
     template_extra: dict[str, Any] = {}
+    extension: dict[str, Any] = {}  # what a stream's first chunk carries besides, for routes that do more than chat
 
 
 def parse_chat(data: dict[str, Any], settings: Settings) -> ChatRequest:

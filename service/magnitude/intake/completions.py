@@ -12,18 +12,20 @@ from starlette.requests import Request
 from starlette.types import ASGIApp
 
 from magnitude.config import Settings
-from magnitude.errors import RequestError
+from magnitude.errors import DeadlineExceeded, RequestError
 from magnitude.intake.answer import AnswerPiece, TokenChoice
 from magnitude.intake.body import read_json
 from magnitude.intake.chat_request import parse_stream
 from magnitude.intake.connected import while_connected
 from magnitude.intake.context import Context, context_of
 from magnitude.intake.fields import Fields
-from magnitude.intake.generation import seed_header, start_generation, time_headers, times_ms
+from magnitude.intake.generation import seed_header, start_generation
 from magnitude.intake.logprobs import completion_logprobs
 from magnitude.intake.replies import json_reply
 from magnitude.intake.sampling import Sampling, parse_sampling
 from magnitude.intake.sse import HEADERS_WAIT_S, AnswerStream
+from magnitude.intake.terms import terms_of
+from magnitude.intake.timing import queue_header
 from magnitude.intake.token_input import token_ids
 from magnitude.text.tokenizer import TextTokenizer
 from magnitude.text.tool_parser import TextPiece
@@ -68,6 +70,7 @@ async def completions(request: Request) -> ASGIApp:
 
 
 async def _answer(request: Request, context: Context, wanted: CompletionRequest) -> ASGIApp:
+    terms = terms_of(request, task="completion")
     model = context.model_of_kind(wanted.model, "decoder", "a completion")
     tokenizer = (await context.text_of(model)).tokenizer
     if isinstance(wanted.prompt, str):
@@ -84,6 +87,7 @@ async def _answer(request: Request, context: Context, wanted: CompletionRequest)
         tokenizer=tokenizer,
         prompt=prompt,
         sampling=wanted.sampling,
+        terms=terms,
         grammar=None,
         logprobs=wanted.top_logprobs,
         param="prompt",
@@ -100,13 +104,17 @@ async def _answer(request: Request, context: Context, wanted: CompletionRequest)
                 reader,
                 opening=[shape.chunk(echo)] if echo else [],
                 chunks=shape.chunks,
-                headers=seed_header(wanted.sampling.sampler),
+                headers={**seed_header(wanted.sampling.sampler), **queue_header(reader.waited_s)},
             )
             kept = True
             return stream
         text, choices = echo, list[TokenChoice]()
         while True:
-            piece = await reader.next()
+            try:
+                piece = await reader.next()
+            except DeadlineExceeded as error:
+                error.text = text
+                raise
             text += _text_of(piece)
             choices += piece.choices
             if piece.end is not None:
@@ -114,9 +122,9 @@ async def _answer(request: Request, context: Context, wanted: CompletionRequest)
         body = {
             **shape.head(),
             "choices": [shape.choice(text, reason=piece.end.reason, choices=choices)],
-            "usage": piece.end.usage.as_json(),
+            "usage": piece.end.cost.usage.as_json(),
         }
-        return json_reply(body, {**seed_header(wanted.sampling.sampler), **time_headers(piece.end)})
+        return json_reply(body, {**seed_header(wanted.sampling.sampler), **piece.end.cost.headers()})
     finally:
         if not kept:
             reader.close("request over")
@@ -180,10 +188,12 @@ class _Shape:
         if piece.end is None:
             return
         last = self.choice("", reason=piece.end.reason, choices=self._waiting)
-        yield self._with_usage({**self._head, "choices": [last]})
+        chunk = self._with_usage({**self._head, "choices": [last]})
+        cost = piece.end.cost
         if self._wanted.include_usage:
-            usage = piece.end.usage.as_json()
-            yield {**self._head, "choices": [], "usage": usage, "times_ms": times_ms(piece.end)}
+            yield chunk
+            chunk = {**self._head, "choices": [], "usage": cost.usage.as_json()}
+        yield {**chunk, "magnitude": cost.extension()}
 
     def _with_usage(self, chunk: dict[str, Any]) -> dict[str, Any]:
         return {**chunk, "usage": None} if self._wanted.include_usage else chunk

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
+from typing import Any
 
 import msgspec
 from starlette.requests import Request
@@ -15,6 +16,15 @@ from magnitude.intake.auth import Principal
 from magnitude.models.description import Kind, ModelDescription
 from magnitude.schedule.inference import Inference
 from magnitude.text.catalogue import ModelText, TextCatalogue
+
+
+class Passage(msgspec.Struct, kw_only=True):
+    """One request's way through the service. Routes find it under `scope["magnitude"]`."""
+
+    request_id: str
+    principal: Principal
+    started_s: float  # when it arrived, by the monotonic clock
+    notes: dict[str, Any] = {}  # what a route adds to the log line: counts and times, never content
 
 
 class Context(msgspec.Struct, frozen=True, kw_only=True):
@@ -62,11 +72,14 @@ def context_of(request: Request) -> Context:
     return found
 
 
-def request_id_of(request: Request) -> str:
-    found: str = request.scope["magnitude"].request_id
+def passage_of(request: Request) -> Passage:
+    found: Passage = request.scope["magnitude"]
     return found
+
+
+def request_id_of(request: Request) -> str:
+    return passage_of(request).request_id
 
 
 def principal_of(request: Request) -> Principal:
-    found: Principal = request.scope["magnitude"].principal
-    return found
+    return passage_of(request).principal

@@ -15,11 +15,14 @@ from starlette.responses import Response
 from magnitude.errors import ContextLengthExceeded, ModelError
 from magnitude.intake.body import read_json
 from magnitude.intake.connected import while_connected
-from magnitude.intake.context import Context, context_of, request_id_of
+from magnitude.intake.context import Context, context_of, passage_of, principal_of, request_id_of
 from magnitude.intake.fields import Fields
 from magnitude.intake.replies import json_reply
+from magnitude.intake.terms import terms_of
+from magnitude.intake.timing import run_headers, run_notes
 from magnitude.intake.token_input import token_ids
 from magnitude.models.description import EncoderShape, ModelDescription
+from magnitude.schedule.inference import VectorsResult
 from magnitude.text.tokenizer import EncodedPair, TextTokenizer
 from magnitude.text.usage import Usage
 
@@ -56,7 +59,9 @@ async def embeddings(request: Request) -> Response:
 
 
 async def _answer(request: Request, context: Context, wanted: EmbeddingRequest) -> Response:
+    terms = terms_of(request, task="embed")
     model = context.model_of_kind(wanted.model, "embedder", "embeddings")
+    passage_of(request).notes["model"] = model.name
     shape = encoder_shape(model)
     if wanted.dimensions not in (None, shape.width):
         raise Fields({}).wrong(
@@ -71,9 +76,12 @@ async def _answer(request: Request, context: Context, wanted: EmbeddingRequest) 
         [e.ids for e in encoded],
         [e.token_types for e in encoded] if shape.token_type_ids else [],
         request_key=request_id_of(request),
+        priority=terms.priority,
+        deadline=terms.deadline,
+        client=principal_of(request).name,
     )
     tokens = sum(len(e.ids) for e in encoded)
-    context.metrics.prompt_tokens.labels(model.name).inc(tokens)
+    headers = account(request, context, model, result, tokens=tokens)
     rows = [
         {"object": "embedding", "index": n, "embedding": _vector(row, as_base64=wanted.as_base64)}
         for n, row in enumerate(result.rows)
@@ -82,7 +90,21 @@ async def _answer(request: Request, context: Context, wanted: EmbeddingRequest) 
     body: dict[str, Any] = {"object": "list", "data": rows, "model": model.name, "usage": usage}
     if cut := [n for n, e in enumerate(encoded) if e.truncated_tokens]:
         body["truncated"] = cut
-    return json_reply(body, run_headers(result.queue_s, result.run_s))
+    return json_reply(body, headers)
+
+
+def account(
+    request: Request, context: Context, model: ModelDescription, result: VectorsResult, *, tokens: int
+) -> dict[str, str]:
+    """Write down what an encoder's answer took. Returns the headers that say so."""
+    passage = passage_of(request)
+    total_s = context.clock() - passage.started_s
+    passage.notes.update(run_notes(result, tokens=tokens))
+    context.metrics.prompt_tokens.labels(model.name).inc(tokens)
+    context.metrics.observe_answer(model.name, queue_s=result.queue_s, prefill_s=result.run_s, total_s=total_s)
+    if result.batch:
+        context.metrics.batch_size.labels(model.name).observe(result.batch)
+    return run_headers(result, tokens=tokens, total_s=total_s)
 
 
 def encoder_shape(model: ModelDescription) -> EncoderShape:
@@ -92,11 +114,6 @@ def encoder_shape(model: ModelDescription) -> EncoderShape:
             f"The model {model.name} does not say how its inputs look", hint="Import it again.", param="model"
         )
     return model.encoder
-
-
-def run_headers(queue_s: float, run_s: float) -> dict[str, str]:
-    """Where the time went, in milliseconds."""
-    return {"X-Magnitude-Queue-Ms": f"{queue_s * 1000:.1f}", "X-Magnitude-Run-Ms": f"{run_s * 1000:.1f}"}
 
 
 def too_long(where: str, tokens: int, limit: int) -> ContextLengthExceeded:

@@ -17,6 +17,7 @@ from starlette.responses import Response
 from magnitude.errors import (
     BudgetExceeded,
     Cancelled,
+    DeadlineExceeded,
     EngineError,
     EngineGone,
     EngineNotReady,
@@ -39,6 +40,7 @@ STATUS: dict[type[MagnitudeError], int] = {
     Forbidden: 403,
     TooLarge: 413,
     Overloaded: 429,
+    DeadlineExceeded: 504,
     Cancelled: 499,  # nobody is there to read it; the log and the metrics show it
     ModelError: 500,
     EngineError: 500,
@@ -72,18 +74,29 @@ def status_of(error: MagnitudeError) -> int:
 
 
 def error_body(error: MagnitudeError) -> dict[str, Any]:
-    """The envelope of the OpenAI API; also what a stream sends when it breaks."""
+    """The envelope of the OpenAI API; also what a stream sends when it breaks.
+
+    Beyond its fields: `queue_position` of a request that the queue had no room for, and `done`, what was done of one
+    whose deadline passed.
+    """
     status = status_of(error)
     kind = _TYPE_OF_STATUS.get(status, "invalid_request_error" if status < 500 else "server_error")
-    return {
-        "error": {
-            "message": error.message,
-            "type": kind,
-            "param": error.param,
-            "code": error.code,
-            "hint": error.hint or (_FIELDS_HINT if isinstance(error, RequestError) else None),
-        }
+    body: dict[str, Any] = {
+        "message": error.message,
+        "type": kind,
+        "param": error.param,
+        "code": error.code,
+        "hint": error.hint or (_FIELDS_HINT if isinstance(error, RequestError) else None),
     }
+    if isinstance(error, Overloaded) and error.position is not None:
+        body["queue_position"] = error.position
+    if isinstance(error, DeadlineExceeded):
+        body["done"] = {
+            "prompt_tokens": error.prompt_tokens,
+            "completion_tokens": error.new_tokens,
+            "text": error.text,
+        }
+    return {"error": body}
 
 
 def error_response(error: MagnitudeError, path: str) -> Response:
@@ -94,6 +107,11 @@ def error_response(error: MagnitudeError, path: str) -> Response:
     if status in (429, 503):
         wait_s = error.retry_after_s if isinstance(error, Overloaded | EngineNotReady) else _RETRY_AFTER_S
         headers["Retry-After"] = str(max(1, math.ceil(wait_s)))
+    if isinstance(error, Overloaded) and error.position is not None:
+        headers["X-Magnitude-Queue-Position"] = str(error.position)
+    if isinstance(error, DeadlineExceeded):
+        # The openai client sends every 5xx again by itself, unless told not to: whoever set a deadline has gone on.
+        headers["X-Should-Retry"] = "false"
     if status == 401:
         headers["WWW-Authenticate"] = "Bearer"
     if status in _CLOSING:

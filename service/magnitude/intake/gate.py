@@ -10,16 +10,16 @@ import logging
 import re
 import secrets
 from collections.abc import Callable
-from typing import Any
 
-import msgspec
 from starlette.datastructures import Headers, MutableHeaders
+from starlette.routing import Match
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from magnitude.config import ServerSettings
-from magnitude.errors import Cancelled, MagnitudeError
+from magnitude.errors import Cancelled, DeadlineExceeded, MagnitudeError
 from magnitude.feedback.metrics import Metrics
 from magnitude.intake.auth import Access, Peer, Principal, access_of, authorize
+from magnitude.intake.context import Passage
 from magnitude.intake.errors import error_response, internal_error, status_of
 
 log = logging.getLogger("magnitude.intake")
@@ -29,15 +29,6 @@ _ID_MAX_CHARS = 64  # longer than a UUID or a trace id with its span
 
 # Asked every few seconds by probes and scrapers; in the log they would bury everything else.
 _QUIET_ROUTES = frozenset({"/healthz", "/readyz", "/metrics", "/v2/health/live", "/v2/health/ready"})
-
-
-class Passage(msgspec.Struct, kw_only=True):
-    """One request's way through the service. Routes find it under `scope["magnitude"]`."""
-
-    request_id: str
-    principal: Principal
-    started_s: float
-    notes: dict[str, Any] = {}  # what a route adds to the log line: counts and times, never content
 
 
 class Gate:
@@ -63,7 +54,7 @@ class Gate:
         path: str = scope["path"]
         self._open += 1
         try:
-            peer = _peer(scope)
+            peer = peer_of(scope)
             passage.principal = authorize(peer, path, headers, self._server)
             # Probes get through a full house: a busy service is not a dead one.
             if self._open > self._server.max_connections and access_of(path) is Access.API:
@@ -78,6 +69,8 @@ class Gate:
             # Also for a stream that broke after its first byte: the numbers tell how it ended.
             answer.status = status_of(error)
             passage.notes["error"] = error.code
+            if isinstance(error, DeadlineExceeded):
+                self._metrics.deadline_misses.labels(str(passage.notes.get("model", "")), "hard").inc()
             if isinstance(error, Cancelled):
                 self._metrics.cancelled.labels(_route(scope)).inc()
             elif not answer.started:
@@ -141,12 +134,19 @@ def _request_id(given: str | None) -> str:
     return kept or f"req-{secrets.token_hex(8)}"
 
 
-def _peer(scope: Scope) -> Peer:
+def peer_of(scope: Scope) -> Peer:
+    """Where the request of an ASGI scope came in."""
     host, port = scope.get("server") or ("", 0)
     # Over a unix socket the server is (path, None), and the client has no address.
     return Peer(unix=port is None and not scope.get("client"), local_address=str(host))
 
 
 def _route(scope: Scope) -> str:
-    """The route's pattern, never the raw path: its number of values must stay small."""
-    return getattr(scope.get("route"), "path", "unmatched")
+    """The route's pattern, never the raw path: its number of values must stay small. A request that was refused
+    before the router saw it counts where it would have gone."""
+    if (route := scope.get("route")) is not None:
+        return getattr(route, "path", "unmatched")
+    for route in scope["app"].routes:
+        if route.matches(scope)[0] is not Match.NONE:
+            return getattr(route, "path", "unmatched")
+    return "unmatched"

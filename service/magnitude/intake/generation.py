@@ -7,27 +7,35 @@ from collections.abc import Callable
 
 from starlette.requests import Request
 
-from magnitude.engine.protocol import GrammarSpec, SamplerSettings
+from magnitude.engine.protocol import GrammarSpec, Overflow, SamplerSettings
 from magnitude.errors import ContextLengthExceeded
-from magnitude.intake.answer import AnswerEnd, AnswerReader
-from magnitude.intake.context import Context, principal_of, request_id_of
+from magnitude.intake.answer import AnswerReader
+from magnitude.intake.context import Context, passage_of, principal_of, request_id_of
 from magnitude.intake.sampling import Sampling, check_bias_ids
+from magnitude.intake.terms import Terms
 from magnitude.models.description import ModelDescription
 from magnitude.schedule.inference import GenerationTask
 from magnitude.text.tokenizer import TextTokenizer
 
 log = logging.getLogger("magnitude.intake")
 
+# Longest answer whose beginning slides out of the context: the bound of engine.default_max_tokens. At 20 tokens a
+# second it takes 14 hours, so it stops what was forgotten and nothing that somebody waits for.
+_MAX_SLIDING_TOKENS = 1_048_576
 
-def room_for_answer(prompt_tokens: int, context_tokens: int, wanted: int, *, param: str) -> int:
-    """New tokens that fit. Raises `ContextLengthExceeded`, with both numbers, when there is room for none."""
+
+def room_for_answer(
+    prompt_tokens: int, context_tokens: int, wanted: int, *, overflow: Overflow = "stop", param: str
+) -> int:
+    """New tokens that fit; with the overflow "slide" the context does not bound them. Raises
+    `ContextLengthExceeded`, with both numbers, when there is room for none."""
     if prompt_tokens >= context_tokens:
         raise ContextLengthExceeded(
             f"The prompt has {prompt_tokens} tokens; the context is {context_tokens} tokens, the answer included",
             hint="Send a shorter prompt, or raise engine.context_length if the model allows it.",
             param=param,
         )
-    return min(wanted, context_tokens - prompt_tokens)
+    return min(wanted, _MAX_SLIDING_TOKENS if overflow == "slide" else context_tokens - prompt_tokens)
 
 
 async def start_generation(
@@ -38,6 +46,7 @@ async def start_generation(
     tokenizer: TextTokenizer,
     prompt: list[int],
     sampling: Sampling,
+    terms: Terms,
     grammar: GrammarSpec | None,
     logprobs: int | None,
     shown_ids: frozenset[int] = frozenset(),
@@ -48,10 +57,16 @@ async def start_generation(
 
     `shown_ids` are special tokens whose text belongs to the answer (markers of tool calls).
     """
+    passage = passage_of(request)
+    passage.notes["model"] = model.name  # also for what is refused before there is an answer to count
     vocab_size = model.decoder.vocab_size if model.decoder else tokenizer.vocab_size
     check_bias_ids(sampling.sampler, vocab_size)
     room = room_for_answer(
-        len(prompt), context.inference.context_length(model.name), sampling.max_new_tokens, param=param
+        len(prompt),
+        context.inference.context_length(model.name),
+        sampling.max_new_tokens,
+        overflow=sampling.overflow,
+        param=param,
     )
     generation = await context.inference.generate(
         GenerationTask(
@@ -64,6 +79,14 @@ async def start_generation(
             stop_ids=model.special.eos,
             logprobs=logprobs,
             client=principal_of(request).name,
+            priority=terms.priority,
+            deadline=terms.deadline,
+            task=terms.task,
+            conversation=terms.conversation,
+            expect=terms.expect,
+            overflow=sampling.overflow,
+            keep_kv=terms.keep,
+            save_kv=terms.keep and sampling.save,
         )
     )
     return AnswerReader(
@@ -76,8 +99,8 @@ async def start_generation(
         tools=tools,
         metrics=context.metrics,
         clock=context.clock,
-        started_s=request.scope["magnitude"].started_s,
-        notes=request.scope["magnitude"].notes,
+        started_s=passage.started_s,
+        notes=passage.notes,
         transcript=_transcript(request, tokenizer, prompt) if context.settings.log.content else None,
     )
 
@@ -96,16 +119,3 @@ def _transcript(request: Request, tokenizer: TextTokenizer, prompt: list[int]) -
 def seed_header(sampler: SamplerSettings) -> dict[str, str]:
     """The seed that was used, so that an answer can be had again."""
     return {"X-Magnitude-Seed": str(sampler.seed)}
-
-
-def time_headers(end: AnswerEnd) -> dict[str, str]:
-    """Where the time went, in milliseconds."""
-    return {f"X-Magnitude-{name.title()}-Ms": f"{ms:.1f}" for name, ms in times_ms(end).items()}
-
-
-def times_ms(end: AnswerEnd) -> dict[str, float]:
-    return {
-        "queue": round(end.queue_s * 1000, 1),
-        "prefill": round(end.prefill_s * 1000, 1),
-        "decode": round(end.decode_s * 1000, 1),
-    }

@@ -10,6 +10,7 @@ from starlette.responses import Response
 from magnitude.errors import ModelNotFound
 from magnitude.intake.context import Context, context_of
 from magnitude.intake.replies import json_reply
+from magnitude.models.adapters import split_name
 from magnitude.models.description import ModelDescription
 
 
@@ -39,6 +40,9 @@ def _entry(context: Context, model: ModelDescription) -> dict[str, Any]:
         "family": model.family,
         "licence": model.licence,
     }
+    base, adapter = split_name(model.name)
+    if adapter:
+        entry["parent"] = base
     if model.kind == "decoder":
         entry["context_length"] = context.inference.context_length(model.name)
     elif model.encoder is not None:

@@ -17,10 +17,12 @@ from magnitude.engine.protocol import Tensor
 from magnitude.errors import EngineNotReady, RequestError
 from magnitude.intake.body import read_json
 from magnitude.intake.connected import while_connected
-from magnitude.intake.context import Context, context_of, request_id_of
+from magnitude.intake.context import Context, context_of, passage_of, principal_of, request_id_of
 from magnitude.intake.fields import Fields
 from magnitude.intake.replies import json_reply
 from magnitude.intake.tensors import metadata, missing_inputs, parse_tensor, tensor_json
+from magnitude.intake.terms import terms_of
+from magnitude.intake.timing import server_timing
 
 _MAX_TENSORS = 256
 
@@ -74,7 +76,9 @@ async def model_infer(request: Request) -> Response:
 
 
 async def _infer(request: Request, context: Context, data: dict[str, Any]) -> Response:
+    terms = terms_of(request, task="infer")
     model = context.inference.model(request.path_params["model"])
+    passage_of(request).notes["model"] = model.name
     if model.kind == "decoder":
         raise RequestError(
             f"{model.name} is a language model; its state is not a plain tensor",
@@ -93,13 +97,23 @@ async def _infer(request: Request, context: Context, data: dict[str, Any]) -> Re
 
     wanted = _outputs(fields, [o.name for o in produced])
     tensors = await asyncio.to_thread(inputs)
-    results = await context.inference.infer(model.name, tensors, wanted, request_key=request_id_of(request))
+    results = await context.inference.infer(
+        model.name,
+        tensors,
+        wanted,
+        request_key=request_id_of(request),
+        priority=terms.priority,
+        deadline=terms.deadline,
+        client=principal_of(request).name,
+    )
     body = {"model_name": model.name, "id": fields.text("id", max_chars=256) or request_id_of(request)}
     # Writing out large tensors takes long as well.
     encoded = await asyncio.to_thread(
         lambda: msgspec.json.encode({**body, "outputs": [tensor_json(t) for t in results]})
     )
-    return Response(encoded, media_type="application/json")
+    total_ms = round((context.clock() - passage_of(request).started_s) * 1000, 1)
+    headers = {"Server-Timing": server_timing({"total": total_ms})}
+    return Response(encoded, headers=headers, media_type="application/json")
 
 
 def _outputs(fields: Fields, produced: list[str]) -> list[str]:

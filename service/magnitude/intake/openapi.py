@@ -5,6 +5,8 @@ from __future__ import annotations
 from typing import Any
 
 from magnitude import __version__
+from magnitude.intake import terms
+from magnitude.intake.reserve import MAX_HOLD_S, MAX_REQUESTS
 
 
 def openapi_document() -> dict[str, Any]:
@@ -39,29 +41,68 @@ def openapi_document() -> dict[str, Any]:
         "top_n": {"type": "integer", "minimum": 1},
         "return_documents": {"type": "boolean"},
     }
+    pipeline = {
+        "query": _TEXT,
+        "documents": _list({"type": ["string", "object"]}, at_least=1),
+        "embedding_model": _TEXT,
+        "rerank_model": {"type": ["string", "boolean"]},
+        "top_k": {"type": "integer", "minimum": 1},
+        "generate": {"type": "object", "properties": chat},
+    }
+    reserve = {
+        "model": _TEXT,
+        "requests": {"type": "integer", "minimum": 1, "maximum": MAX_REQUESTS},
+        "hold_s": {"type": "number", "exclusiveMinimum": 0, "maximum": MAX_HOLD_S},
+    }
     infer = {"id": _TEXT, "inputs": _list({"type": "object"}), "outputs": _list({"type": "object"})}
     return {
         "openapi": "3.1.0",
         "info": {"title": "Magnitude", "version": __version__},
         "paths": {
-            "/v1/chat/completions": _post("Answer a chat", chat, ["messages"]),
-            "/v1/completions": _post("Continue a prompt", completion, ["prompt"]),
-            "/v1/embeddings": _post("Vectors of texts", embedding, ["input"]),
-            "/v1/rerank": _post("Order documents by a query", rerank, ["query", "documents"]),
+            "/v1/chat/completions": _post("Answer a chat", chat, ["messages"], headers=_ALL_TERMS),
+            "/v1/completions": _post("Continue a prompt", completion, ["prompt"], headers=_ALL_TERMS),
+            "/v1/embeddings": _post("Vectors of texts", embedding, ["input"], headers=_TERMS),
+            "/v1/rerank": _post("Order documents by a query", rerank, ["query", "documents"], headers=_TERMS),
             "/v1/models": _get("All models"),
             "/v1/models/{model}": _get("One model", model=True),
+            "/v1/magnitude/kv": {
+                **_get("Conversations whose KV is kept, in memory or on disk"),
+                "delete": {
+                    "summary": "Delete them",
+                    "parameters": [{"name": "model", "in": "query", "schema": _TEXT}],
+                    "responses": _responses(),
+                },
+            },
             "/healthz": _get("Is the service alive"),
             "/readyz": _get("Can the service work"),
             "/version": _get("Name and version"),
             "/metrics": _get("Numbers for Prometheus"),
             "/v1/magnitude/state": _get("What runs, how, and with which figures"),
+            "/v1/magnitude/pipeline": _post(
+                "Choose documents and answer from them", pipeline, ["query", "documents"], headers=_ALL_TERMS
+            ),
+            "/v1/magnitude/reserve": {
+                **_post(
+                    "Keep room for requests that are coming",
+                    reserve,
+                    ["requests"],
+                    headers={terms.PRIORITY: _TERMS[terms.PRIORITY]},
+                ),
+                "delete": {
+                    "summary": "Give the room back",
+                    "parameters": [{"name": "model", "in": "query", "schema": _TEXT}],
+                    "responses": _responses(),
+                },
+            },
             "/openapi.json": _get("This description"),
             "/v2": _get("Open Inference Protocol: the server"),
             "/v2/health/live": _get("Is the service alive"),
             "/v2/health/ready": _get("Can the service work"),
             "/v2/models/{model}": _get("Inputs and outputs of a model", model=True),
             "/v2/models/{model}/ready": _get("Is the model loaded", model=True),
-            "/v2/models/{model}/infer": _post("Tensors in, tensors out", infer, ["inputs"], model=True),
+            "/v2/models/{model}/infer": _post(
+                "Tensors in, tensors out", infer, ["inputs"], model=True, headers=_TERMS
+            ),
         },
         "components": {
             "securitySchemes": {"key": {"type": "http", "scheme": "bearer"}},
@@ -93,6 +134,21 @@ _GENERATION: dict[str, Any] = {
     "seed": {"type": "integer"},
     "stop": {"type": ["string", "array", "null"]},
     "n": {"const": 1},
+    "store": {"type": "boolean"},
+    "truncation": {"enum": ["auto", "disabled"]},
+}
+_TERMS: dict[str, Any] = {
+    terms.PRIORITY: {"enum": ["interactive", "normal", "background"]},
+    terms.DEADLINE_MS: {"type": "integer", "minimum": 1, "maximum": terms.MAX_DEADLINE_MS},
+    terms.DEADLINE_MODE: {"enum": ["hard", "soft"]},
+    terms.MAY_CUT: _TEXT,
+}
+_ALL_TERMS: dict[str, Any] = {
+    **_TERMS,
+    terms.CONVERSATION: {"type": "string", "pattern": f"^{terms.CONVERSATION_PATTERN}$"},
+    terms.EXPECT: {"type": "integer", "minimum": 0, "maximum": terms.MAX_EXPECTED},
+    terms.TASK: {"type": "string", "pattern": f"^{terms.TASK_PATTERN}$"},
+    terms.KEEP: {"enum": ["yes", "no"]},
 }
 _ERROR = {
     "type": "object",
@@ -105,6 +161,8 @@ _ERROR = {
                 "param": {"type": ["string", "null"]},
                 "code": _TEXT,
                 "hint": {"type": ["string", "null"]},
+                "queue_position": {"type": "integer"},
+                "done": {"type": "object"},
             },
         }
     },
@@ -123,20 +181,28 @@ def _responses() -> dict[str, Any]:
     }
 
 
-def _parameters(model: bool) -> list[dict[str, Any]]:
-    return [{"name": "model", "in": "path", "required": True, "schema": _TEXT}] if model else []
+def _parameters(model: bool, headers: dict[str, Any] | None = None) -> list[dict[str, Any]]:
+    path = [{"name": "model", "in": "path", "required": True, "schema": _TEXT}] if model else []
+    return path + [{"name": name, "in": "header", "schema": schema} for name, schema in (headers or {}).items()]
 
 
 def _get(summary: str, *, model: bool = False) -> dict[str, Any]:
     return {"get": {"summary": summary, "parameters": _parameters(model), "responses": _responses()}}
 
 
-def _post(summary: str, properties: dict[str, Any], required: list[str], *, model: bool = False) -> dict[str, Any]:
+def _post(
+    summary: str,
+    properties: dict[str, Any],
+    required: list[str],
+    *,
+    model: bool = False,
+    headers: dict[str, Any] | None = None,
+) -> dict[str, Any]:
     schema = {"type": "object", "properties": properties, "required": required}
     return {
         "post": {
             "summary": summary,
-            "parameters": _parameters(model),
+            "parameters": _parameters(model, headers),
             "requestBody": {"required": True, "content": {"application/json": {"schema": schema}}},
             "responses": _responses(),
         }

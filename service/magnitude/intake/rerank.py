@@ -14,13 +14,16 @@ from starlette.responses import Response
 from magnitude.errors import EngineError, RequestError
 from magnitude.intake.body import read_json
 from magnitude.intake.connected import while_connected
-from magnitude.intake.context import Context, context_of, request_id_of
-from magnitude.intake.embeddings import encoder_shape, floats, run_headers, too_long
+from magnitude.intake.context import Context, context_of, passage_of, principal_of, request_id_of
+from magnitude.intake.embeddings import account, encoder_shape, floats, too_long
 from magnitude.intake.fields import Fields, type_name
 from magnitude.intake.replies import json_reply
+from magnitude.intake.terms import Terms, terms_of
+from magnitude.models.description import ModelDescription
+from magnitude.schedule.inference import VectorsResult
 from magnitude.text.tokenizer import EncodedPair, TextTokenizer
 
-_MAX_DOCUMENTS = 1024  # each is a whole run of the encoder
+MAX_DOCUMENTS = 1024  # each is a whole run of the encoder
 
 
 class RerankRequest(msgspec.Struct, frozen=True, kw_only=True):
@@ -33,11 +36,31 @@ class RerankRequest(msgspec.Struct, frozen=True, kw_only=True):
     return_documents: bool
 
 
+class Ranking(msgspec.Struct, frozen=True, kw_only=True):
+    """Scores between 0 and 1, in the order of the documents, and the inputs that they were computed from."""
+
+    scores: list[float]
+    pairs: list[EncodedPair]
+    result: VectorsResult
+
+    @property
+    def tokens(self) -> int:
+        return sum(len(pair.ids) for pair in self.pairs)
+
+    @property
+    def queue_s(self) -> float:
+        return self.result.queue_s
+
+    @property
+    def run_s(self) -> float:
+        return self.result.run_s
+
+
 def parse_rerank(data: dict[str, Any]) -> RerankRequest:
     """Check a rerank request. Raises `RequestError` naming the field that is wrong."""
     fields = Fields(data)
     documents = [
-        _document(fields, n, item) for n, item in enumerate(fields.items("documents", max_items=_MAX_DOCUMENTS))
+        read_document(fields, n, item) for n, item in enumerate(fields.items("documents", max_items=MAX_DOCUMENTS))
     ]
     if not documents:
         raise fields.wrong("documents", "is missing or empty")
@@ -61,24 +84,14 @@ async def rerank(request: Request) -> Response:
 
 
 async def _answer(request: Request, context: Context, wanted: RerankRequest) -> Response:
+    terms = terms_of(request, task="rerank")
     model = context.model_of_kind(wanted.model, "reranker", "rerank")
-    shape = encoder_shape(model)
-    tokenizer = (await context.text_of(model)).tokenizer
-    pairs = await asyncio.to_thread(_encode, tokenizer, wanted, shape.max_tokens)
-    result = await context.inference.embed(
-        model.name,
-        [p.ids for p in pairs],
-        [p.token_types for p in pairs] if shape.token_type_ids else [],
-        request_key=request_id_of(request),
+    passage_of(request).notes["model"] = model.name
+    ranking = await score_documents(
+        request, context, model, query=wanted.query, documents=wanted.documents, terms=terms
     )
-    if result.width != 1 or len(result.rows) != len(pairs):
-        raise EngineError(
-            f"The reranker {model.name} gave {result.width} values a document; one is needed",
-            hint="Use a model with a single relevance output.",
-        )
-    scores = [_relevance(floats(row)[0], normalised=shape.normalised) for row in result.rows]
-    tokens = sum(len(p.ids) for p in pairs)
-    context.metrics.prompt_tokens.labels(model.name).inc(tokens)
+    scores, pairs, tokens = ranking.scores, ranking.pairs, ranking.tokens
+    headers = account(request, context, model, ranking.result, tokens=tokens)
     order = sorted(range(len(scores)), key=lambda n: (-scores[n], n))[: wanted.top_n]
     results = []
     for n in order:
@@ -95,10 +108,42 @@ async def _answer(request: Request, context: Context, wanted: RerankRequest) -> 
         "results": results,
         "usage": {"prompt_tokens": tokens, "total_tokens": tokens},
     }
-    return json_reply(body, run_headers(result.queue_s, result.run_s))
+    return json_reply(body, headers)
 
 
-def _document(fields: Fields, index: int, item: Any) -> str:
+async def score_documents(
+    request: Request,
+    context: Context,
+    model: ModelDescription,
+    *,
+    query: str,
+    documents: list[str],
+    terms: Terms,
+) -> Ranking:
+    """The reranker's score of each document. Raises `ContextLengthExceeded` when the query alone is too long, and
+    `EngineError` when the model does not give one value a document."""
+    shape = encoder_shape(model)
+    tokenizer = (await context.text_of(model)).tokenizer
+    pairs = await asyncio.to_thread(_encode, tokenizer, query, documents, shape.max_tokens)
+    result = await context.inference.embed(
+        model.name,
+        [p.ids for p in pairs],
+        [p.token_types for p in pairs] if shape.token_type_ids else [],
+        request_key=request_id_of(request),
+        priority=terms.priority,
+        deadline=terms.deadline,
+        client=principal_of(request).name,
+    )
+    if result.width != 1 or len(result.rows) != len(pairs):
+        raise EngineError(
+            f"The reranker {model.name} gave {result.width} values a document; one is needed",
+            hint="Use a model with a single relevance output.",
+        )
+    scores = [_relevance(floats(row)[0], normalised=shape.normalised) for row in result.rows]
+    return Ranking(scores=scores, pairs=pairs, result=result)
+
+
+def read_document(fields: Fields, index: int, item: Any) -> str:
     if isinstance(item, str):
         return item
     if isinstance(item, dict):
@@ -109,10 +154,10 @@ def _document(fields: Fields, index: int, item: Any) -> str:
     )
 
 
-def _encode(tokenizer: TextTokenizer, wanted: RerankRequest, limit: int) -> list[EncodedPair]:
+def _encode(tokenizer: TextTokenizer, query: str, documents: list[str], limit: int) -> list[EncodedPair]:
     pairs: list[EncodedPair] = []
-    for document in wanted.documents:
-        pair = tokenizer.encode_pair(wanted.query, document, limit=limit)
+    for document in documents:
+        pair = tokenizer.encode_pair(query, document, limit=limit)
         if len(pair.ids) > limit:
             raise too_long("query", len(pair.ids), limit)
         pairs.append(pair)

@@ -7,7 +7,7 @@ import secrets
 import msgspec
 
 from magnitude.config import EngineSettings
-from magnitude.engine.protocol import SamplerSettings
+from magnitude.engine.protocol import Overflow, SamplerSettings
 from magnitude.errors import RequestError
 from magnitude.intake.fields import Fields
 
@@ -18,11 +18,14 @@ _SEED_BITS = 64
 
 
 class Sampling(msgspec.Struct, frozen=True, kw_only=True):
-    """`max_new_tokens` is the client's own limit, or the configured one; the model's context still bounds it."""
+    """`max_new_tokens` is the client's own limit, or the configured one; the model's context still bounds it,
+    unless it may `overflow`. `save`: whether the conversation may go to the disk."""
 
     sampler: SamplerSettings
     stops: tuple[str, ...] = ()
     max_new_tokens: int
+    overflow: Overflow = "stop"
+    save: bool = True
 
 
 def parse_sampling(fields: Fields, engine: EngineSettings) -> Sampling:
@@ -47,6 +50,8 @@ def parse_sampling(fields: Fields, engine: EngineSettings) -> Sampling:
         ),
         stops=_stops(fields),
         max_new_tokens=_limit(fields, engine.default_max_tokens),
+        overflow="slide" if fields.choice("truncation", ("auto", "disabled"), "disabled") == "auto" else "stop",
+        save=fields.boolean("store", True),
     )
 
 

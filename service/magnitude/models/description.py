@@ -93,5 +93,7 @@ class ModelDescription(msgspec.Struct, frozen=True, kw_only=True):
     chat_template_file: str | None = None
     # The same weights with float activations everywhere: slow, and right where an INT8 kernel is not.
     fallback_graph_file: str | None = None
+    # The same weights with adapters as inputs (`graphs/lora.py`); slower, so it serves only where there are adapters.
+    lora_graph_file: str | None = None
     licence: str = ""
     created_s: int = 0  # wall clock, for people only

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import msgspec
 
-from magnitude.engine.kv_layout import KvLayout
 from magnitude.models.description import KvType, ModelDescription
 
 MIB = 1 << 20
@@ -133,14 +132,13 @@ def _rows(need: _Need) -> tuple[Row, ...]:
         shape = model.decoder
         if need.kv_type is not None:
             shape = msgspec.structs.replace(shape, kv_type=need.kv_type)
-        layout = KvLayout.of(shape, slots=slots, max_len=context)
         logit_rows = max(need.prefill_chunk, slots) if shape.logits_all_positions else slots
         rows += [
             Row(
                 name="KV cache",
-                bytes=layout.total_bytes,
+                bytes=slots * context * shape.kv_bytes_per_token(),
                 how=f"{slots} slots x {context} positions x {shape.kv_bytes_per_token()} bytes "
-                f"(2 x {shape.layers} layers x {shape.kv_heads} heads x {shape.head_dim} x {shape.kv_type}), aligned",
+                f"(2 x {shape.layers} layers x {shape.kv_heads} heads x {shape.head_dim} x {shape.kv_type})",
             ),
             _activations(shape.hidden_size, max(min(need.prefill_chunk, context), slots)),
             Row(

@@ -101,6 +101,7 @@ class Manifest(msgspec.Struct, frozen=True, kw_only=True):
     tokens: int | None = None  # ids of the tokenizer; the logits may be wider
     chat_template_file: str | None = None
     fallback_graph_file: str | None = None
+    lora_graph_file: str | None = None
     quantisation: Quantisation | None = None
     verification: tuple[Verification, ...] = ()
     notes: tuple[str, ...] = ()
@@ -138,8 +139,8 @@ def read_manifest(folder: Path) -> Manifest:
     except (msgspec.MsgspecError, UnicodeDecodeError) as error:
         what = "empty" if not data else f"torn or not ours ({error})"
         raise ModelError(f"{path}: the manifest is {what}", hint=again, param=str(path)) from error
-    parts = [manifest.graph_file, manifest.fallback_graph_file, manifest.tokenizer_file, manifest.chat_template_file]
-    names = [*parts, *manifest.files]
+    graphs = [manifest.graph_file, manifest.fallback_graph_file, manifest.lora_graph_file]
+    names = [*graphs, manifest.tokenizer_file, manifest.chat_template_file, *manifest.files]
     for name in names:
         if name is not None:
             inside(folder, name, what="the manifest")
@@ -162,6 +163,7 @@ def describe(folder: Path, manifest: Manifest) -> ModelDescription:
         tokenizer_file=manifest.tokenizer_file,
         chat_template_file=manifest.chat_template_file,
         fallback_graph_file=manifest.fallback_graph_file,
+        lora_graph_file=manifest.lora_graph_file,
         licence=manifest.licence,
         created_s=manifest.created_s,
     )

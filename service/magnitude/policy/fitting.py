@@ -6,7 +6,6 @@ from collections.abc import Callable, Sequence
 
 import msgspec
 
-from magnitude.engine.kv_layout import KvLayout
 from magnitude.errors import BudgetExceeded
 from magnitude.models.description import ModelDescription
 from magnitude.models.ledger import ledger
@@ -16,20 +15,23 @@ from magnitude.policy.strategy import Strategy
 def fit_to_memory(strategy: Strategy, model: ModelDescription, available_bytes: int) -> Strategy:
     """`strategy`, with the longest context that fits into `available_bytes` when its own does not.
 
-    Slots are kept: one conversation fewer is a refused client, a shorter context only a shorter memory. Raises
+    The batch is kept: one conversation fewer is a refused client, a shorter context only a shorter memory. Raises
     `BudgetExceeded` with the ledger's advice when not even the shortest context fits.
     """
     sums = ledger(
         model,
         available_bytes=max(0, available_bytes),
         context=strategy.context_length,
-        slots=strategy.slots,
+        slots=strategy.max_batch,
         prefill_chunk=strategy.prefill_chunk,
     )
     if sums.fits:
         return strategy
-    if strategy.slots and sums.largest_context:
-        return msgspec.structs.replace(strategy, context_length=min(strategy.context_length, sums.largest_context))
+    if model.decoder is not None and sums.largest_context:
+        context = min(strategy.context_length, sums.largest_context)
+        full_bytes = strategy.max_batch * context * model.decoder.kv_bytes_per_token()
+        budget_bytes = min(strategy.kv_budget_bytes, full_bytes)
+        return msgspec.structs.replace(strategy, context_length=context, kv_budget_bytes=budget_bytes)
     rows = ", ".join(f"{row.name} {row.bytes / 1e6:.0f} MB" for row in sums.rows)
     raise BudgetExceeded(
         f"{model.name} needs {sums.total_bytes / 1e6:.0f} MB ({rows}), "
@@ -60,7 +62,7 @@ def fit_together(
         try:
             for model in kept:
                 beside_bytes = sum(other.weight_bytes for other in kept if other is not model)
-                beside_bytes += sum(_kv_bytes(*other) for other in served)
+                beside_bytes += sum(other.kv_budget_bytes for _, other in served)
                 served.append((model, fit_to_memory(wish(model), model, free_bytes - beside_bytes)))
         except BudgetExceeded as error:
             if len(kept) == 1:
@@ -71,9 +73,3 @@ def fit_together(
             left_out.append((going, error))
         else:
             return Fitted(served=served, left_out=left_out)
-
-
-def _kv_bytes(model: ModelDescription, strategy: Strategy) -> int:
-    if model.decoder is None:
-        return 0
-    return KvLayout.of(model.decoder, slots=strategy.slots, max_len=strategy.context_length).total_bytes

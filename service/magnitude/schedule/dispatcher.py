@@ -9,55 +9,78 @@ import asyncio
 import itertools
 import logging
 import time
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 
 import msgspec
 
+from magnitude.config.kv import KvSettings
+from magnitude.config.schedule import ScheduleSettings
 from magnitude.engine.client import EngineLink
 from magnitude.engine.protocol import (
     CancelRequest,
-    Embed,
     Failed,
-    InferTensors,
+    Finished,
     Message,
+    PrefillProgress,
     Tensor,
     TensorInfo,
-    TensorsOut,
     ToService,
-    Vectors,
 )
 from magnitude.errors import (
+    DeadlineExceeded,
     EngineError,
     EngineGone,
     EngineNotReady,
     MagnitudeError,
     ModelError,
-    ModelNotFound,
     Overloaded,
     RequestError,
 )
 from magnitude.feedback.records import Feedback, TaskRecord
-from magnitude.models.description import Kind, ModelDescription
-from magnitude.schedule.admission import (
-    Admission,
-    CleanSlot,
+from magnitude.models.description import ModelDescription
+from magnitude.schedule.admission import Admission
+from magnitude.schedule.conversations import Conversations
+from magnitude.schedule.events import (
     Dropped,
     Effect,
     Ended,
     EngineDown,
     EngineUp,
+    Event,
+    Expire,
     Interrupt,
     Lost,
+    Pause,
+    Paused,
+    PlacesChanged,
     Reject,
-    SlotCleaned,
+    Reserve,
     Start,
     Submit,
+    Tick,
     Withdraw,
 )
-from magnitude.schedule.inference import GenerationTask, ServiceHealth, ServiceState, VectorsResult
-from magnitude.schedule.open_tasks import OpenGeneration, OpenRun, OpenTask, unexpected
+from magnitude.schedule.figures import ModelFigures, ScheduleFigures
+from magnitude.schedule.inference import (
+    Deadline,
+    GenerationTask,
+    KeptConversation,
+    Priority,
+    RankedResult,
+    Reservation,
+    ServiceHealth,
+    ServiceState,
+    VectorsResult,
+)
+from magnitude.schedule.open_generation import OpenGeneration
+from magnitude.schedule.open_tasks import OpenRun, OpenTask
 from magnitude.schedule.plan import ModelPlan
 from magnitude.schedule.report import EngineView, health_of, state_of
+from magnitude.schedule.runs import Runs
+from magnitude.schedule.served_models import ServedModels
+from magnitude.schedule.slot_files import SlotFiles
+from magnitude.schedule.slot_terms import Placement
 
 log = logging.getLogger("magnitude.schedule")
 
@@ -73,11 +96,34 @@ class Dispatcher:
         max_queue: int,
         feedback: Feedback,
         engine: EngineView,
+        schedule: ScheduleSettings | None = None,
+        kv: KvSettings | None = None,
+        files: SlotFiles | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        self._plans = {plan.description.name: plan for plan in plans}
-        self._aliases = dict(aliases)
-        self._admission = Admission(max_queue=max_queue)
+        schedule = schedule or ScheduleSettings()
+        self.models_served = ServedModels(plans, aliases=aliases, engine=engine, clock=clock)
+        self.conversations = Conversations(
+            self.models_served.by_name,
+            settings=kv or KvSettings(),
+            files=files,
+            changed=self._places_changed,
+            clock=clock,
+        )
+        self._runs = Runs(
+            self.models_served,
+            submit=self._submit,
+            close=self._closed,
+            withdraw=self._withdraw,
+            next_id=self.next_id,
+            busy=self._generates,
+            settings=schedule,
+            max_queue=max_queue,
+            clock=clock,
+        )
+        self._admission = Admission(
+            max_queue=max_queue, places=self, aging_s=schedule.aging_s, utilisation=schedule.utilisation
+        )
         self._feedback = feedback
         self._engine = engine
         self._clock = clock
@@ -86,9 +132,9 @@ class Dispatcher:
         self._ids = itertools.count(1)
         self._link: EngineLink | None = None
         self._down_reason = "it is not running"
-        self._cleaning: set[asyncio.Task[None]] = set()
-        # Set while the engine is down for good; requests are refused with it at once.
-        self.refusal: MagnitudeError | None = None
+        self._preemptions: Counter[str] = Counter()
+        self._restoring: set[asyncio.Task[None]] = set()
+        self._timer: asyncio.TimerHandle | None = None
 
     # --- what the supervisor tells ---
 
@@ -97,30 +143,31 @@ class Dispatcher:
 
     def engine_up(self, link: EngineLink) -> None:
         self._link = link
-        slots = {name: plan.strategy.slots for name, plan in self._plans.items() if plan.kv and not plan.failure}
+        served = self.models_served.by_name.items()
         self._refuse_open()
-        self._apply(self._admission.apply(EngineUp(slots), self._clock()))
+        self._decide(EngineUp({name: plan.compute_slots for name, plan in served if plan.kv and not plan.failure}))
 
     def engine_down(self, reason: str) -> None:
         """The engine is gone: what ran fails with `reason`, what waits goes on waiting for the next engine."""
         self._link = None
         self._down_reason = reason
-        self._apply(self._admission.apply(EngineDown(), self._clock()))
+        self._decide(EngineDown())
         if self._engine.lifecycle.struggling:
             self._refuse_open()
 
     def refuse_all(self, error: MagnitudeError) -> None:
         """No engine will come: fail what waits and everything that comes after."""
-        self.refusal = error
+        self.models_served.refusal = error
         self._refuse_open()
 
     async def close(self) -> None:
-        """Give all KV memory back, once the engine is gone."""
-        if self._cleaning:
-            await asyncio.wait(self._cleaning)
-        for plan in self._plans.values():
-            if plan.kv is not None:
-                plan.kv.close()
+        """Keep what can be kept and give all KV memory back, once the engine is gone."""
+        await self._runs.gate.close()
+        if self._timer is not None:
+            self._timer.cancel()
+        if self._restoring:
+            await asyncio.wait(self._restoring)
+        await self.conversations.close()
 
     def on_message(self, message: ToService) -> None:
         request_id = getattr(message, "request_id", None)
@@ -129,33 +176,26 @@ class Dispatcher:
             return
         if isinstance(message, Failed):
             task.fail(error_from(message))
-            done = True
-        else:
-            done = task.receive(message)
-        if done:
             self._ended(task)
+        elif task.receive(message):
+            self._ended(task, message if isinstance(message, Finished) else None)
+        elif isinstance(message, PrefillProgress):
+            plan = self.models_served.by_name[task.model]
+            self.conversations.progressed(plan, task.request_id, message.done_tokens)
 
     # --- Inference ---
 
     def models(self) -> Sequence[ModelDescription]:
-        return [plan.description for plan in self._plans.values()]
+        return self.models_served.descriptions()
 
     def model(self, name: str) -> ModelDescription:
-        return self.plan(name).description
+        return self.models_served.described(name)
 
     def plan(self, name: str) -> ModelPlan:
-        wanted = self._aliases.get(name, name)
-        if wanted in {"", "default"}:
-            wanted = next((n for n, plan in self._plans.items() if plan.description.kind == "decoder"), wanted)
-        plan = self._plans.get(wanted)
-        if plan is None:
-            known = ", ".join(self._plans) or "none"
-            raise ModelNotFound(
-                f"the model {wanted!r} is not served here",
-                param="model",
-                hint=f"Served models: {known}. Others in the models folder are loaded through models.load",
-            )
-        return plan
+        return self.models_served.plan(name)
+
+    def plans(self) -> Sequence[ModelPlan]:
+        return self.models_served.all()
 
     def context_length(self, name: str) -> int:
         plan = self.plan(name)
@@ -165,45 +205,105 @@ class Dispatcher:
 
     def signature(self, name: str) -> tuple[tuple[TensorInfo, ...], tuple[TensorInfo, ...]]:
         plan = self.plan(name)
-        self._check_usable(plan)
+        refusal = self.models_served.refusal_of(plan)
+        if refusal is not None:
+            raise refusal
         if plan.signature is None:
             raise EngineNotReady(f"{plan.description.name} is not loaded yet", hint="Ask again in a moment")
         return plan.signature
 
     async def generate(self, task: GenerationTask) -> OpenGeneration:
-        plan = self._usable(task.model, ("decoder",), "generate text")
+        plan = self.models_served.usable(task.model, ("decoder",), "generate text")
+        adapter = self.models_served.resolve(task.model)[1]
+        task = msgspec.structs.replace(task, model=plan.description.name, adapter=adapter)
+        known = self.conversations.known(plan, task)
         generation = OpenGeneration(
             self.next_id(),
-            msgspec.structs.replace(task, model=plan.description.name),
+            task,
             prefill_chunk=plan.strategy.prefill_chunk,
+            max_draft=plan.strategy.max_draft,
             close=self._closed,
             withdraw=self._withdraw,
         )
-        self._submit(generation, "generation")
+        submit = Submit(
+            generation.request_id,
+            "generation",
+            plan.description.name,
+            client=task.client,
+            priority=task.priority,
+            deadline=task.deadline,
+            task=task.task,
+            conversation=task.conversation or known.conversation,
+            continuing=bool(known.conversation),
+            expect=task.expect,
+            tokens=len(task.prompt) - known.tokens,
+            max_new_tokens=task.max_new_tokens,
+        )
+        self._submit(generation, submit)
         return generation
 
     async def embed(
-        self, model: str, inputs: list[list[int]], token_types: list[list[int]], *, request_key: str
+        self,
+        model: str,
+        inputs: list[list[int]],
+        token_types: list[list[int]],
+        *,
+        request_key: str,
+        priority: Priority = "normal",
+        deadline: Deadline | None = None,
+        client: str = "",
     ) -> VectorsResult:
-        plan = self._usable(model, ("embedder", "reranker"), "encode text")
-        request_id = self.next_id()
-        message = Embed(request_id=request_id, model=plan.description.name, inputs=inputs, token_types=token_types)
-        run = self._run(request_id, plan, message, kind="embed", tokens=sum(map(len, inputs)))
-        answer = await run.answer()
-        if not isinstance(answer, Vectors):
-            raise unexpected(answer)
-        row_bytes = 4 * answer.width
-        rows = [answer.data[start : start + row_bytes] for start in range(0, len(answer.data), row_bytes)]
-        return VectorsResult(width=answer.width, rows=rows, queue_s=run.queue_s, run_s=answer.run_s)
+        return await self._runs.embed(model, inputs, token_types, priority=priority, deadline=deadline, client=client)
 
-    async def infer(self, model: str, inputs: list[Tensor], outputs: list[str], *, request_key: str) -> list[Tensor]:
-        plan = self._usable(model, ("tensors", "embedder", "reranker"), "take plain tensors")
-        request_id = self.next_id()
-        message = InferTensors(request_id=request_id, model=plan.description.name, inputs=inputs, outputs=outputs)
-        answer = await self._run(request_id, plan, message, kind="infer", tokens=0).answer()
-        if not isinstance(answer, TensorsOut):
-            raise unexpected(answer)
-        return answer.outputs
+    async def embed_and_rank(
+        self,
+        model: str,
+        query: list[int],
+        documents: list[list[int]],
+        top_k: int,
+        *,
+        request_key: str,
+        priority: Priority = "normal",
+        deadline: Deadline | None = None,
+        client: str = "",
+    ) -> RankedResult:
+        return await self._runs.embed_and_rank(
+            model, query, documents, top_k, priority=priority, deadline=deadline, client=client
+        )
+
+    async def infer(
+        self,
+        model: str,
+        inputs: list[Tensor],
+        outputs: list[str],
+        *,
+        request_key: str,
+        priority: Priority = "normal",
+        deadline: Deadline | None = None,
+        client: str = "",
+    ) -> list[Tensor]:
+        return await self._runs.infer(model, inputs, outputs, priority=priority, deadline=deadline, client=client)
+
+    def reserve(
+        self, client: str, model: str, requests: int, hold_s: float, *, priority: Priority = "normal"
+    ) -> Reservation:
+        plan = self.models_served.usable(model, ("decoder",), "generate text")
+        name = plan.description.name
+        self._decide(Reserve(client, requests, hold_s, model=name, priority=priority))
+        held = self._admission.hold(client, name, self._clock())
+        return Reservation(client=client, model=name, granted=held.requests, until_s=held.until_s, reason=held.reason)
+
+    def release(self, client: str, model: str) -> int:
+        name = self.plan(model).description.name
+        held = self._admission.hold(client, name, self._clock()).requests
+        self._decide(Reserve(client, 0, 0.0, model=name))
+        return held
+
+    def kept(self, client: str | None) -> list[KeptConversation]:
+        return self.conversations.kept(client)
+
+    async def forget(self, client: str | None, model: str | None = None) -> int:
+        return await self.conversations.forget(client, model)
 
     def health(self) -> ServiceHealth:
         return health_of(
@@ -215,7 +315,29 @@ class Dispatcher:
         )
 
     def state(self) -> ServiceState:
-        return state_of(self.plans(), self._engine, self.health(), self._feedback)
+        return state_of(self.plans(), self._engine, self.health(), self._feedback, self.figures())
+
+    def figures(self) -> ScheduleFigures:
+        models: dict[str, ModelFigures] = {}
+        runs_running = runs_waiting = 0
+        for pool in self._admission.figures(self._clock()):
+            plan = self.models_served.by_name.get(pool.name)
+            if plan is None or plan.table is None:
+                runs_running += pool.running
+                runs_waiting += sum(pool.waiting.values())
+                continue
+            models[pool.name] = ModelFigures(
+                kv=plan.table.figures(),
+                capacity=pool.capacity,
+                segments=pool.segments,
+                running=pool.running,
+                waiting=pool.waiting,
+                paused=pool.paused,
+                reserved=sum(held.requests for held in pool.reservations),
+                preemptions=self._preemptions[pool.name],
+                saved_bytes=self.conversations.saved_bytes(pool.name),
+            )
+        return ScheduleFigures(models=models, runs_running=runs_running, runs_waiting=runs_waiting)
 
     # --- figures for metrics ---
 
@@ -228,108 +350,170 @@ class Dispatcher:
         return self._admission.running
 
     def kv_resident_bytes(self) -> int:
-        return sum(plan.kv.resident_bytes() for plan in self._plans.values() if plan.kv)
+        return sum(plan.kv.resident_bytes() for plan in self.plans() if plan.kv)
 
-    def plans(self) -> Sequence[ModelPlan]:
-        return list(self._plans.values())
+    # --- Places, for admission ---
+
+    def place(self, request_id: int, now_s: float) -> Placement | None:
+        task = self._open[request_id]
+        assert isinstance(task, OpenGeneration), "only generations have slots"
+        if task.placement is None:
+            plan = self.models_served.by_name[task.model]
+            task.placement = self.conversations.place(plan, request_id, task.task)
+        return task.placement
 
     # --- inside ---
 
-    def _usable(self, name: str, kinds: tuple[Kind, ...], purpose: str) -> ModelPlan:
-        plan = self.plan(name)
-        if plan.description.kind not in kinds:
-            fitting = [p.description.name for p in self._plans.values() if p.description.kind in kinds]
-            raise RequestError(
-                f"{plan.description.name} is of kind {plan.description.kind} and cannot {purpose}",
-                param="model",
-                code="model_kind_mismatch",
-                hint=f"Models that can: {', '.join(fitting) or 'none is loaded'}",
-            )
-        self._check_usable(plan)
-        return plan
+    def _generates(self) -> bool:
+        return any(isinstance(task, OpenGeneration) and task.has_started for task in self._open.values())
 
-    def _check_usable(self, plan: ModelPlan) -> None:
-        refusal = self._refusal_of(plan)
-        if refusal is not None:
-            raise refusal
+    def _places_changed(self) -> None:
+        self._decide(PlacesChanged())
 
     def _refuse_open(self) -> None:
         """Fail every open request whose model cannot serve."""
         for task in list(self._open.values()):
-            refusal = self._refusal_of(self._plans[task.model])
+            refusal = self.models_served.refusal_of(self.models_served.by_name[task.model])
             if refusal is not None:
                 task.fail(refusal)
                 task.withdraw()
 
-    def _refusal_of(self, plan: ModelPlan) -> EngineNotReady | None:
-        """Why the model cannot serve; a new error each time, since a raised one carries its traceback along."""
-        if self.refusal is not None:
-            return EngineNotReady(self.refusal.message, hint=self.refusal.hint)
-        if plan.failure is not None:
-            return EngineNotReady(
-                f"{plan.description.name} could not be loaded: {plan.failure.message}", hint=plan.failure.hint
-            )
-        lifecycle = self._engine.lifecycle
-        if lifecycle.struggling:
-            return EngineNotReady(
-                f"the engine does not stay up: {lifecycle.reason}",
-                retry_after_s=max(1.0, lifecycle.next_check_s(self._clock())),
-                hint="It is tried again by itself; see 'magnitude doctor' and the log for the cause",
-            )
-        return None
-
-    def _run(self, request_id: int, plan: ModelPlan, message: Message, *, kind: str, tokens: int) -> OpenRun:
-        run = OpenRun(
-            request_id,
-            plan.description.name,
-            message,
-            kind=kind,
-            tokens=tokens,
-            close=self._closed,
-            withdraw=self._withdraw,
-        )
-        self._submit(run, "run")
-        return run
-
-    def _submit(self, task: OpenTask, lane: str) -> None:
+    def _submit(self, task: OpenTask, submit: Submit) -> None:
         self._open[task.request_id] = task
-        event = Submit(task.request_id, "generation" if lane == "generation" else "run", task.model)
-        effects = self._admission.apply(event, self._clock())
-        self._apply([effect for effect in effects if not isinstance(effect, Reject)])
-        for effect in effects:
-            if isinstance(effect, Reject):
-                del self._open[task.request_id]
-                error = Overloaded(
-                    f"the queue is full: {effect.waiting} requests are waiting",
-                    retry_after_s=self._expected_wait_s(task.model),
-                    hint="Ask again later, or raise server.max_queue",
-                )
-                task.fail(error)
-                raise error
-
-    def _expected_wait_s(self, model: str) -> float:
-        """How long one place in the queue takes to come free, from what tasks took lately; at least a second."""
-        plan = self._plans[model]
-        key = f"generate {model}" if plan.kv else f"embed {model}"
-        figures = self._feedback.figures().get(key)
-        if figures is None:
-            return 1.0
-        return max(1.0, figures.run_p50_s / max(1, plan.strategy.slots))
+        refused = self._decide(submit, newcomer=task.request_id)
+        if refused is not None:
+            raise refused
 
     def _withdraw(self, request_id: int) -> None:
-        self._apply(self._admission.apply(Withdraw(request_id), self._clock()))
+        self._decide(Withdraw(request_id))
 
     def _closed(self, task: OpenTask, record: TaskRecord) -> None:
         self._feedback.record(record)
 
-    def _ended(self, task: OpenTask) -> None:
-        del self._open[task.request_id]
-        self._apply(self._admission.apply(Ended(task.request_id), self._clock()))
+    def _ended(self, task: OpenTask, end: Finished | None = None) -> None:
+        """The engine is done with the task, for good or until it goes on."""
+        if not isinstance(task, OpenGeneration):
+            del self._open[task.request_id]
+            self._decide(Ended(task.request_id, failed=task.failed))
+            return
+        if task.pausing and end is not None and end.reason == "cancelled":
+            task.pausing = False
+            self._decide(Paused(task.request_id))
+            return
+        if end is not None:
+            task.finish(end.reason)
+        self._give_back(task)
+        computed_tokens = max(0, len(task.task.prompt) - task.spent.cached_tokens)
+        self.conversations.prefilled(self.models_served.by_name[task.model], computed_tokens, task.spent.prefill_s)
+        self._decide(
+            Ended(
+                task.request_id,
+                prefill_tokens=computed_tokens,
+                prefill_s=task.spent.prefill_s,
+                new_tokens=len(task.emitted),
+                decode_s=task.spent.decode_s,
+                failed=task.failed,
+            )
+        )
 
-    def _start(self, task: OpenTask, slot: int | None, waited_s: float) -> None:
-        task.started(waited_s)
+    def _give_back(self, task: OpenTask) -> None:
+        """The task is over: its slot, when it has one, belongs to nobody from now on."""
+        del self._open[task.request_id]
+        if isinstance(task, OpenGeneration) and task.placement is not None:
+            if task.restoring:
+                return  # its slot is being written; whoever does that gives it back
+            plan = self.models_served.by_name[task.model]
+            ids = [] if task.spent.slid_tokens else [*task.task.prompt, *task.emitted]
+            self.conversations.finished(plan, task.request_id, task.placement.slot, task.task, ids)
+
+    # --- effects ---
+
+    def _decide(self, event: Event, *, newcomer: int | None = None) -> MagnitudeError | None:
+        """Let admission decide and carry it out. Returns why the `newcomer` was rejected, if it was."""
+        refused: MagnitudeError | None = None
+        for effect in self._admission.apply(event, self._clock()):
+            error = self._carry_out(effect)
+            if isinstance(effect, Reject) and effect.request_id == newcomer:
+                refused = error
+        self._wake_again()
+        return refused
+
+    def _wake_again(self) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+        now_s = self._clock()
+        wake_s = self._admission.next_wake_s(now_s)
+        if wake_s is not None:
+            loop = asyncio.get_running_loop()
+            self._timer = loop.call_later(max(0.0, wake_s - now_s), self._decide, Tick())
+
+    def _carry_out(self, effect: Effect) -> MagnitudeError | None:
+        task = self._open.get(effect.request_id)
+        if task is None:
+            return None  # it ended by an effect before this one
+        match effect:
+            case Start():
+                self._start(task, effect)
+            case Interrupt(request_id):
+                self._send(CancelRequest(target=request_id))
+            case Pause(request_id):
+                if isinstance(task, OpenGeneration):
+                    task.pausing = True
+                    self._preemptions[task.model] += 1
+                    self._send(CancelRequest(target=request_id))
+            case Reject():
+                return self._reject(task, effect)
+            case Dropped():
+                if isinstance(task, OpenGeneration):
+                    task.finish("cancelled")
+                self._give_back(task)
+            case Lost():
+                task.fail(
+                    EngineGone(
+                        f"the engine was lost while it held this request: {self._down_reason}",
+                        hint="It is started again by itself; send the request again",
+                    )
+                )
+                self._give_back(task)
+            case Expire():
+                self._expire(task, effect)
+        return None
+
+    def _start(self, task: OpenTask, start: Start) -> None:
+        if not start.resumed:
+            task.started(start.waited_s)
+        if isinstance(task, OpenRun):
+            self._send_first(task, task.message)
+            return
+        assert isinstance(task, OpenGeneration)
+        if start.max_new_tokens is not None:
+            task.limit(start.max_new_tokens)
+        assert task.placement is not None, "admission starts what was placed"
+        if task.placement.saved is not None and not start.resumed:
+            restoring = asyncio.get_running_loop().create_task(self._restore_and_send(task))
+            self._restoring.add(restoring)
+            restoring.add_done_callback(self._restoring.discard)
+        else:
+            self._send_first(task, task.message(resumed=start.resumed))
+
+    async def _restore_and_send(self, task: OpenGeneration) -> None:
+        plan = self.models_served.by_name[task.model]
+        assert task.placement is not None
+        task.restoring = True
+        restored = await self.conversations.restore(plan, task.placement)
+        task.restoring = False
+        if self._open.get(task.request_id) is not task:  # it was lost with its engine in the meantime
+            self.conversations.finished(plan, task.request_id, task.placement.slot, task.task, task.task.prompt)
+            return
+        if task.over:
+            self._ended(task)  # its client is gone, and the engine has never heard of it
+        else:
+            self._send_first(task, task.message(resumed=False, reuse=restored))
+
+    def _send_first(self, task: OpenTask, message: Message) -> None:
         try:
-            self._send(task.message(slot))
+            self._send(message)
         except Exception as error:
             # What cannot be put into a frame never reaches the engine: its place must come free here.
             if not isinstance(error, MagnitudeError):
@@ -338,41 +522,29 @@ class Dispatcher:
             task.fail(error)
             self._ended(task)
 
-    async def _clean(self, plan: ModelPlan, slot: int) -> None:
-        """In a thread: giving 400 MB back takes 0.2 s, in which the loop would answer nobody."""
-        assert plan.kv is not None, "only decoders have slots"
-        try:
-            await asyncio.to_thread(plan.kv.release_slot, slot)
-        except OSError as error:
-            log.warning(
-                "memory of a KV slot could not be given back",
-                extra={"fields": {"model": plan.description.name, "slot": slot, "reason": str(error)}},
-            )
-        self._apply(self._admission.apply(SlotCleaned(plan.description.name, slot), self._clock()))
+    def _reject(self, task: OpenTask, effect: Reject) -> MagnitudeError:
+        error = Overloaded(
+            f"the queue is full: {effect.waiting} requests are waiting",
+            retry_after_s=effect.retry_after_s,
+            position=effect.position,
+            hint="Ask again later, or raise server.max_queue",
+        )
+        task.fail(error)
+        self._give_back(task)
+        return error
 
-    def _apply(self, effects: Sequence[Effect]) -> None:
-        for effect in effects:
-            match effect:
-                case Start(request_id, slot, waited_s):
-                    self._start(self._open[request_id], slot, waited_s)
-                case Interrupt(request_id):
-                    self._send(CancelRequest(target=request_id))
-                case Dropped(request_id):
-                    self._open.pop(request_id, None)
-                case Lost(request_id):
-                    task = self._open.pop(request_id)
-                    task.fail(
-                        EngineGone(
-                            f"the engine was lost while it held this request: {self._down_reason}",
-                            hint="It is started again by itself; send the request again",
-                        )
-                    )
-                case CleanSlot(model, slot):
-                    cleaning = asyncio.get_running_loop().create_task(self._clean(self._plans[model], slot))
-                    self._cleaning.add(cleaning)
-                    cleaning.add_done_callback(self._cleaning.discard)
-                case Reject():
-                    raise AssertionError("a rejection is the submitter's to handle")
+    def _expire(self, task: OpenTask, effect: Expire) -> None:
+        if effect.hard:
+            if isinstance(task, OpenGeneration):
+                task.missed()
+            else:
+                task.fail(DeadlineExceeded("the deadline passed before there was a result", hint="Allow more time"))
+        elif isinstance(task, OpenGeneration):
+            task.finish("length", cut="deadline")
+            if effect.running:
+                self._send(CancelRequest(target=task.request_id))
+        if not effect.running:
+            self._give_back(task)
 
     def _send(self, message: Message) -> None:
         if self._link is not None:

@@ -6,9 +6,6 @@ from typing import Protocol
 
 from magnitude.engine.protocol import Message, ToService
 
-# The KV slot in which a golden set runs; nothing else runs before the models are ready.
-GOLDEN_SLOT = 0
-
 
 class FreshEngine(Protocol):
     """An engine that is being loaded."""

@@ -11,7 +11,7 @@ from magnitude.engine.protocol import Embed, Failed, Finished, Generate, Sampler
 from magnitude.errors import MagnitudeError, ModelError
 from magnitude.models.golden import GoldenResult, check, read_golden
 from magnitude.schedule.dispatcher import error_from
-from magnitude.schedule.fresh_engine import GOLDEN_SLOT, FreshEngine
+from magnitude.schedule.fresh_engine import FreshEngine
 from magnitude.schedule.plan import ModelPlan
 
 # Log probabilities asked for: eight times the logits that a golden set keeps, so that a reordered tail is still seen.
@@ -48,7 +48,7 @@ async def _logits(plan: ModelPlan, ids: list[int], best: float, engine: FreshEng
     message = Generate(
         request_id=request_id,
         model=plan.description.name,
-        slot=GOLDEN_SLOT,
+        slot=plan.scratch_slot,
         prompt=ids,
         max_new_tokens=1,
         sampler=SamplerSettings(temperature=0.0),

@@ -20,7 +20,9 @@ from magnitude.engine.protocol import (
     TokenLogprob,
 )
 from magnitude.feedback.records import TaskFigures
+from magnitude.feedback.run_series import RunFigures
 from magnitude.models.description import ModelDescription
+from magnitude.schedule.figures import ScheduleFigures
 
 Priority = Literal["interactive", "normal", "background"]
 
@@ -54,6 +56,7 @@ class GenerationTask(msgspec.Struct, frozen=True, kw_only=True):
     adapter: str = ""
     overflow: Overflow = "stop"
     keep_kv: bool = True  # False: nothing of this request is cached or saved
+    save_kv: bool = True  # False: what is cached of it never goes to the disk
 
 
 class Emission(msgspec.Struct, frozen=True, kw_only=True):
@@ -76,8 +79,14 @@ class Emission(msgspec.Struct, frozen=True, kw_only=True):
 class Generation(Protocol):
     """A generation under way. Whoever holds it must `cancel()` or read to the end; both may happen."""
 
+    @property
+    def waited_s(self) -> float | None:
+        """How long it waited until it was started; None while it waits."""
+        ...
+
     async def next(self) -> Emission:
-        """The next emission; the one with a `reason` is the last. Raises a `MagnitudeError` on failure."""
+        """The next emission; the one with a `reason` is the last. Raises a `MagnitudeError` on failure, among them
+        `DeadlineExceeded` with what was done by then."""
         ...
 
     def complete(self) -> None:
@@ -90,12 +99,34 @@ class Generation(Protocol):
 
 
 class VectorsResult(msgspec.Struct, frozen=True, kw_only=True):
-    """`rows[i]` are little-endian float32 of `width` values for input i."""
+    """`rows[i]` are little-endian float32 of `width` values for input i. `batch`: texts that were computed
+    together with these, these included, on average; 0 when nobody counted."""
 
     width: int
     rows: list[bytes]
     queue_s: float
     run_s: float
+    batch: float = 0.0
+
+
+class RankedResult(msgspec.Struct, frozen=True, kw_only=True):
+    """Documents that come first, and the cosines of their vectors to the query's, best first."""
+
+    indices: list[int]
+    scores: list[float]
+    queue_s: float
+    run_s: float
+
+
+class Reservation(msgspec.Struct, frozen=True, kw_only=True):
+    """Room that is kept for `granted` requests of `client` to `model` until `until_s` (monotonic). `reason`: why it
+    is less than what was asked for, "" when it is not."""
+
+    client: str
+    model: str
+    granted: int
+    until_s: float
+    reason: str = ""
 
 
 class ServiceHealth(msgspec.Struct, frozen=True, kw_only=True):
@@ -139,6 +170,19 @@ class ServiceState(msgspec.Struct, frozen=True, kw_only=True):
     service_rss_bytes: int
     models: list[ModelState]
     figures: dict[str, TaskFigures]
+    schedule: ScheduleFigures = ScheduleFigures()
+    runs: list[RunFigures] = []  # what graph runs take, by shape
+
+
+class KeptConversation(msgspec.Struct, frozen=True, kw_only=True):
+    """A conversation whose KV is held while it waits: in memory, or saved on disk. Never its text."""
+
+    model: str
+    owner: str  # name of the API key
+    tokens: int
+    size_bytes: int
+    where: Literal["memory", "disk"]
+    idle_s: float
 
 
 class Inference(Protocol):
@@ -163,15 +207,74 @@ class Inference(Protocol):
         ...
 
     async def embed(
-        self, model: str, inputs: list[list[int]], token_types: list[list[int]], *, request_key: str
+        self,
+        model: str,
+        inputs: list[list[int]],
+        token_types: list[list[int]],
+        *,
+        request_key: str,
+        priority: Priority = "normal",
+        deadline: Deadline | None = None,
+        client: str = "",
     ) -> VectorsResult:
-        """Run an embedder or reranker on token ids (special tokens included)."""
+        """Run an embedder or reranker on token ids (special tokens included). Raises `DeadlineExceeded` at a hard
+        deadline; a soft one only orders the queue, since there is nothing to cut."""
         ...
 
-    async def infer(self, model: str, inputs: list[Tensor], outputs: list[str], *, request_key: str) -> list[Tensor]:
-        """Plain tensors in, plain tensors out."""
+    async def embed_and_rank(
+        self,
+        model: str,
+        query: list[int],
+        documents: list[list[int]],
+        top_k: int,
+        *,
+        request_key: str,
+        priority: Priority = "normal",
+        deadline: Deadline | None = None,
+        client: str = "",
+    ) -> RankedResult:
+        """The `top_k` documents (token ids, special tokens included) whose vectors are nearest to the query's. The
+        vectors stay in the engine. Deadlines as with `embed`."""
+        ...
+
+    async def infer(
+        self,
+        model: str,
+        inputs: list[Tensor],
+        outputs: list[str],
+        *,
+        request_key: str,
+        priority: Priority = "normal",
+        deadline: Deadline | None = None,
+        client: str = "",
+    ) -> list[Tensor]:
+        """Plain tensors in, plain tensors out. Deadlines as with `embed`."""
+        ...
+
+    def reserve(
+        self, client: str, model: str, requests: int, hold_s: float, *, priority: Priority = "normal"
+    ) -> Reservation:
+        """Keep room for `requests` of `client` to `model` for `hold_s`, in place of what was kept for it before.
+        `priority`: the one that they will have."""
+        ...
+
+    def release(self, client: str, model: str) -> int:
+        """Give a reservation back. Returns how many requests it was still kept for; 0 without one."""
         ...
 
     def health(self) -> ServiceHealth: ...
 
     def state(self) -> ServiceState: ...
+
+    def kept(self, client: str | None) -> list[KeptConversation]:
+        """Conversations of the API key `client` whose KV is held, in memory or on disk; None: of everybody."""
+        ...
+
+    async def forget(self, client: str | None, model: str | None = None) -> int:
+        """Drop what `kept` shows (of one model, or of all); how many there were. Running requests go on, and nothing
+        of them is kept afterwards."""
+        ...
+
+    def figures(self) -> ScheduleFigures:
+        """Slots, prefixes, conversations: read for every scrape, so it must be quick."""
+        ...

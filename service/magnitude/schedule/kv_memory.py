@@ -10,6 +10,7 @@ import mmap
 import os
 
 from magnitude.engine.kv_layout import KvLayout
+from magnitude.engine.slot_header import HEADER_BYTES, trusted_length, unpack_header
 
 
 class KvMemory:
@@ -37,6 +38,11 @@ class KvMemory:
                     self._map.madvise(mmap.MADV_REMOVE, first, last - first)
         header = self.layout.header_offset(slot)
         self._map.madvise(mmap.MADV_REMOVE, header, self.layout.header_offset(1))
+
+    def held_tokens(self, slot: int, model_hash: str, ids: list[int]) -> int:
+        """How many positions of the beginning of `ids` the slot's header says that it holds; 0 for other contents."""
+        header = unpack_header(os.pread(self.fd, HEADER_BYTES, self.layout.header_offset(slot)))
+        return trusted_length(header, model_hash, self.layout.layout_id, ids)
 
     def resident_bytes(self) -> int:
         """Bytes that are really held (allocated blocks of the memfd)."""

@@ -4,16 +4,25 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Collection
 
 import msgspec
 
 from magnitude.engine.client import EngineLink
-from magnitude.engine.protocol import Failed, Loaded, LoadModel, Message, PrefillProgress, ToService, UnloadModel
+from magnitude.engine.protocol import (
+    Failed,
+    LoadAdapter,
+    Loaded,
+    LoadModel,
+    Message,
+    PrefillProgress,
+    ToService,
+    UnloadModel,
+)
 from magnitude.errors import EngineError, MagnitudeError, ModelError
 from magnitude.models.description import ModelDescription
 from magnitude.schedule.dispatcher import Dispatcher, error_from
-from magnitude.schedule.fresh_engine import GOLDEN_SLOT, FreshEngine
+from magnitude.schedule.fresh_engine import FreshEngine
 from magnitude.schedule.plan import ModelPlan
 from magnitude.supervise.lifecycle import LoadFailed, ModelsReady
 
@@ -89,15 +98,15 @@ class ModelLoader:
     def next_id(self) -> int:
         return self._dispatcher.next_id()
 
-    async def load_all(self, link: EngineLink) -> ModelsReady | LoadFailed:
-        """Load every plan, one after the other. Failed only when nothing at all can be served.
+    async def load_all(self, link: EngineLink, only: Collection[str] | None = None) -> ModelsReady | LoadFailed:
+        """Load every plan, or those named, one after the other. Failed only when nothing at all can be served.
 
         To be cancelled when the engine is gone, since its answers will not come any more.
         """
         failures: list[MagnitudeError] = []
-        plans = self._dispatcher.plans()
+        plans = [plan for plan in self._dispatcher.plans() if only is None or plan.description.name in only]
         for plan in plans:
-            plan.failure = await self._bring_up(link, plan)
+            plan.failure = await self.bring_up(link, plan)
             if plan.failure is not None:
                 failures.append(plan.failure)
         if plans and len(failures) == len(plans):
@@ -105,8 +114,25 @@ class ModelLoader:
             return LoadFailed(reason, permanent=all(failure.permanent for failure in failures))
         return ModelsReady()
 
-    async def _bring_up(self, link: EngineLink, plan: ModelPlan) -> MagnitudeError | None:
-        """Why the model may not serve, or None when it is loaded and has proved itself."""
+    async def take_down(self, link: EngineLink, plan: ModelPlan) -> None:
+        """Unload the model; returns when the engine has let go of it. It must have no open requests.
+
+        To be cancelled when the engine is gone.
+        """
+        request_id = self._dispatcher.next_id()
+        message = UnloadModel(request_id=request_id, model=plan.description.name)
+        answer = await self.ask(link, message, request_id)
+        fields = {"model": plan.description.name}
+        if isinstance(answer, Failed):  # it was not loaded, so that it is gone all the same
+            log.warning("model was not unloaded", extra={"fields": fields | {"reason": answer.message}})
+        else:
+            log.info("model unloaded", extra={"fields": fields})
+
+    async def bring_up(self, link: EngineLink, plan: ModelPlan) -> MagnitudeError | None:
+        """Why the model may not serve, or None when it is loaded and has proved itself.
+
+        To be cancelled when the engine is gone; that counts as the engine's death by this model.
+        """
         name = plan.description.name
         if self._deaths.get(name, 0) >= DEATHS_TOLERATED:
             # One more try with the next engine, whenever there is a reason for one: memory may be there by then.
@@ -132,11 +158,13 @@ class ModelLoader:
 
     async def _load_or_fall_back(self, link: EngineLink, plan: ModelPlan) -> MagnitudeError | None:
         plan.degraded = ""
+        plan.graph_file = plan.description.graph_file
         failure = await self._load_and_admit(link, plan, plan.description)
         fallback = plan.description.fallback_graph_file
         if failure is not None and failure.code == "golden_failed" and fallback is not None:
             log.warning("trying the fallback graph", extra={"fields": {"model": plan.description.name}})
             plan.degraded = f"on its slow fallback graph, because {failure.message}"
+            plan.graph_file = fallback
             description = msgspec.structs.replace(plan.description, graph_file=fallback)
             failure = await self._load_and_admit(link, plan, description)
         return failure
@@ -146,15 +174,33 @@ class ModelLoader:
     ) -> MagnitudeError | None:
         """None when the model is loaded and may serve; a model that may not is unloaded again."""
         failure = await self._load(link, plan, description)
+        if failure is None:
+            await self._load_adapters(link, plan)
         if failure is not None or self._admit is None:
             return failure
         failure = await self._admit(plan, description.graph_file, _Fresh(self, link))
         if plan.kv is not None:
-            plan.kv.release_slot(GOLDEN_SLOT)
+            plan.kv.release_slot(plan.scratch_slot)
         if failure is not None:
             request_id = self._dispatcher.next_id()
             await self.ask(link, UnloadModel(request_id=request_id, model=description.name), request_id)
         return failure
+
+    async def _load_adapters(self, link: EngineLink, plan: ModelPlan) -> None:
+        """An adapter that cannot be loaded costs its own requests only: they are told that it is not."""
+        for adapter in plan.adapters:
+            request_id = self._dispatcher.next_id()
+            message = LoadAdapter(
+                request_id=request_id,
+                model=plan.description.name,
+                name=adapter.name,
+                folder=adapter.folder,
+                adapter_hash=adapter.adapter_hash,
+            )
+            answer = await self.ask(link, message, request_id)
+            if isinstance(answer, Failed):
+                fields = {"adapter": adapter.full_name, "reason": str(error_from(answer))}
+                log.error("adapter not loaded", extra={"fields": fields})
 
     async def _load(self, link: EngineLink, plan: ModelPlan, description: ModelDescription) -> MagnitudeError | None:
         name = description.name
@@ -164,11 +210,18 @@ class ModelLoader:
             model=description,
             threads=plan.strategy.threads,
             kv=plan.kv.layout if plan.kv else None,
+            max_batch=max(1, plan.strategy.max_batch),
+            max_inter_token_ms=plan.strategy.max_inter_token_ms,
+            draft=plan.draft,
         )
         answer = await self.ask(link, message, request_id, plan.kv.fd if plan.kv else None)
         match answer:
             case Loaded():
                 plan.signature = (answer.inputs, answer.outputs)
+                if answer.draft_failure:
+                    plan.degraded = "; ".join(
+                        part for part in (plan.degraded, f"without its draft model: {answer.draft_failure}") if part
+                    )
                 log.info(
                     "model loaded",
                     extra={

@@ -1,22 +1,76 @@
-"""A model that is to be served: how it runs, its KV memory, and what became of loading it."""
+"""A model that is to be served: how it runs, its KV, and what became of loading it."""
 
 from __future__ import annotations
 
+import mmap
+from collections.abc import Sequence
+
+from magnitude.engine.kv_layout import KvLayout
 from magnitude.engine.protocol import TensorInfo
 from magnitude.errors import MagnitudeError
-from magnitude.models.description import ModelDescription
+from magnitude.models.adapters import AdapterDescription, kv_hash
+from magnitude.models.description import KV_ITEM_BYTES, ModelDescription
 from magnitude.policy.strategy import Strategy
 from magnitude.schedule.kv_memory import KvMemory
+from magnitude.schedule.scope import Scope
+from magnitude.schedule.slot_table import SlotTable
 
 
 class ModelPlan:
-    """`failure` says why the model cannot serve, `degraded` why it serves on its fallback graph ("" while it does
-    not); `signature` are its graph's inputs and outputs once it is loaded."""
+    """`failure` says why the model cannot serve, `degraded` why it serves on its fallback graph or without its draft
+    model `draft` ("" while it does not); `signature` are its graph's inputs and outputs once it is loaded;
+    `graph_file` is the one in use.
 
-    def __init__(self, description: ModelDescription, strategy: Strategy, kv: KvMemory | None) -> None:
+    A decoder has KV memory, a table of what lies in its slots, and one slot beyond them (`scratch_slot`) for what
+    runs before it serves. `compute_slots` generations run at once: the knee of its throughput, once that is measured.
+    """
+
+    def __init__(
+        self,
+        description: ModelDescription,
+        strategy: Strategy,
+        *,
+        draft: ModelDescription | None = None,
+        adapters: Sequence[AdapterDescription] = (),
+        share_prefixes: bool = False,
+    ) -> None:
         self.description = description
         self.strategy = strategy
-        self.kv = kv
+        self.draft = draft
+        self.adapters = tuple(adapters)
+        self.graph_file = description.graph_file
         self.failure: MagnitudeError | None = None
         self.degraded = ""
         self.signature: tuple[tuple[TensorInfo, ...], tuple[TensorInfo, ...]] | None = None
+        self.compute_slots = strategy.max_batch
+        self.kv: KvMemory | None = None
+        self.table: SlotTable | None = None
+        if description.decoder is not None:
+            token_bytes = description.decoder.kv_bytes_per_token()
+            layout = KvLayout.of(description.decoder, slots=strategy.slots + 1, max_len=strategy.context_length)
+            self.kv = KvMemory(description.name, layout)
+            self.table = SlotTable(
+                slots=strategy.slots,
+                max_len=strategy.context_length,
+                bytes_per_token=token_bytes,
+                budget_bytes=strategy.kv_budget_bytes or strategy.slots * strategy.context_length * token_bytes,
+                share_prefixes=share_prefixes,
+                # A head's positions lie page by page.
+                granule_tokens=max(1, mmap.PAGESIZE // (layout.head_dim * KV_ITEM_BYTES[layout.kv_type])),
+            )
+
+    @property
+    def scratch_slot(self) -> int:
+        return self.strategy.slots
+
+    def scope(self, owner: str, adapter: str) -> Scope:
+        """What must be the same for KV of this model to be used again."""
+        hashes = {entry.name: entry.adapter_hash for entry in self.adapters}
+        return Scope(
+            model=self.description.name,
+            model_hash=kv_hash(self.description.model_hash, hashes.get(adapter, "")),
+            layout_id=self.kv.layout.layout_id if self.kv is not None else "",
+            plan=self.graph_file,
+            adapter=adapter,
+            owner=owner,
+        )

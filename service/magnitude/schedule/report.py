@@ -10,6 +10,7 @@ import psutil
 from magnitude import __version__
 from magnitude.engine.protocol import Heartbeat
 from magnitude.feedback.records import Feedback
+from magnitude.schedule.figures import ScheduleFigures
 from magnitude.schedule.inference import ModelState, ServiceHealth, ServiceState
 from magnitude.schedule.plan import ModelPlan
 from magnitude.supervise.lifecycle import EngineLifecycle, Phase
@@ -51,7 +52,11 @@ def health_of(
 
 
 def state_of(
-    plans: Sequence[ModelPlan], engine: EngineView, health: ServiceHealth, feedback: Feedback
+    plans: Sequence[ModelPlan],
+    engine: EngineView,
+    health: ServiceHealth,
+    feedback: Feedback,
+    schedule: ScheduleFigures,
 ) -> ServiceState:
     heartbeat = engine.heartbeat
     return ServiceState(
@@ -63,6 +68,8 @@ def state_of(
         service_rss_bytes=psutil.Process().memory_info().rss,
         models=[_model_state(plan) for plan in plans],
         figures=feedback.figures(),
+        schedule=schedule,
+        runs=feedback.runs.figures(),
     )
 
 
@@ -78,5 +85,5 @@ def _model_state(plan: ModelPlan) -> ModelState:
         context_tokens=plan.strategy.context_length,
         kv_type=plan.strategy.kv_type,
         kv_resident_bytes=plan.kv.resident_bytes() if plan.kv else 0,
-        kv_reserved_bytes=plan.kv.layout.total_bytes if plan.kv else 0,
+        kv_reserved_bytes=plan.strategy.kv_budget_bytes,
     )

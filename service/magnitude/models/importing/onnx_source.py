@@ -137,11 +137,11 @@ def import_plain_graph(job: ImportJob, staging: Path, report: Report) -> Manifes
 
 
 def _refuse_options(job: ImportJob, what: str) -> None:
-    if job.bits is not None or job.kv == "int8":
+    if job.bits is not None or job.kv == "int8" or job.lora:
         raise ImportFailed(
-            f"--bits and --kv change how a graph is built, and {what} is taken as it is",
+            f"--bits, --kv and --lora change how a graph is built, and {what} is taken as it is",
             hint="Leave them out, or import the model's weights (GGUF or safetensors)",
-            param="bits" if job.bits is not None else "kv",
+            param="bits" if job.bits is not None else "kv" if job.kv == "int8" else "lora",
         )
 
 

@@ -7,6 +7,7 @@ from typing import Literal
 
 import msgspec
 
+from magnitude.models.description import ModelDescription
 from magnitude.models.importing.source_kind import SourceKind
 
 Report = Callable[[float, str], None]
@@ -22,6 +23,18 @@ class ImportJob(msgspec.Struct, frozen=True, kw_only=True):
     bits: Literal[4, 8, 16] | None
     kv: Literal["float", "int8"]
     memory_bytes: int
+    created_s: int
+    lora: bool = False  # emit a second graph with adapters as inputs
+
+
+class AdapterJob(msgspec.Struct, frozen=True, kw_only=True):
+    """`source` is a PEFT folder or a GGUF file; `base` must have a LoRA graph."""
+
+    kind: Literal["peft", "gguf"]
+    source: str
+    staging: str
+    name: str
+    base: ModelDescription
     created_s: int
 
 

@@ -1,20 +1,14 @@
 """`import_model`: from a source to a checked model folder under its own name, or nothing at all.
 
-The parent's side. It looks at names and sizes only; a confined child reads the file (`import_job.py`). The child
-writes into a hidden staging folder beside the target; when everything is there and flushed to the disk, one
-`rename` gives the folder its name. Killed at any moment, an import leaves a hidden staging folder that the next
-import removes.
+The parent's side. It looks at names and sizes only; a confined child reads the file (`job.py`) and writes into a
+staging folder (`staging.py`).
 """
 
 from __future__ import annotations
 
-import contextlib
-import fcntl
-import os
 import shutil
-import tempfile
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Literal
 
@@ -25,12 +19,10 @@ from magnitude.errors import ImportFailed
 from magnitude.models.description import ModelDescription
 from magnitude.models.importing.order import ImportJob
 from magnitude.models.importing.sandbox import Limits, Progress, run_confined
-from magnitude.models.importing.source_kind import Source, check_name, default_name, recognise
+from magnitude.models.importing.source_kind import check_name, default_name, recognise
+from magnitude.models.importing.staging import put_in_place, remove_leftovers, staging_folder
 from magnitude.models.integrity import damaged_files
 from magnitude.models.manifest import Manifest, describe, write_manifest
-from magnitude.persist import sync_folder
-
-STAGING_PREFIX = ".importing-"
 
 # Private memory of a job beside the weights it copies: interpreter and libraries (measured 110 MB), a tokenizer
 # with a large vocabulary (400 MB for 262,144 tokens in Python lists), one float copy of the largest matrix.
@@ -57,14 +49,16 @@ def import_model(
     name: str | None = None,
     bits: Literal[4, 8, 16] | None = None,
     kv: Literal["float", "int8"] = "float",
+    lora: bool = False,
     models_folder: Path,
     progress: Callable[[Progress], None] = lambda _: None,
     memory_bytes: int | None = None,
 ) -> ModelDescription:
     """Import `source` (a GGUF file, a Hugging Face folder, a ready ONNX folder or graph) as `models_folder/name`.
 
-    `bits` None keeps what the source has (float decoders become 4-bit, float encoders stay float). `memory_bytes`
-    is what may be used; None asks the machine. Raises `ImportFailed`; then nothing that looks usable is left.
+    `bits` None keeps what the source has (float decoders become 4-bit, float encoders stay float). `lora` adds the
+    graph that adapters need. `memory_bytes` is what may be used; None asks the machine. Raises `ImportFailed`; then
+    nothing that looks usable is left.
     """
     found = recognise(source)
     chosen = name if name is not None else default_name(found)
@@ -73,11 +67,11 @@ def import_model(
     _refuse_existing(target)
     models_folder.mkdir(parents=True, exist_ok=True)
     remove_leftovers(models_folder)
-    _check_disk(found, models_folder)
+    check_disk(found.size_bytes, models_folder)
     limits = job_limits(
         found.size_bytes, memory_bytes if memory_bytes is not None else effective_memory().headroom_bytes
     )
-    with _staging(models_folder, chosen) as staging:
+    with staging_folder(models_folder, chosen) as staging:
         job = ImportJob(
             kind=found.kind,
             source=str(found.path.absolute()),
@@ -85,6 +79,7 @@ def import_model(
             name=chosen,
             bits=bits,
             kv=kv,
+            lora=lora,
             memory_bytes=limits.data_bytes,
             created_s=int(time.time()),
         )
@@ -110,19 +105,6 @@ def job_limits(source_bytes: int, memory_bytes: int) -> Limits:
     )
 
 
-def remove_leftovers(models_folder: Path) -> list[Path]:
-    """Remove staging folders whose import is gone. A running import holds a lock on its own."""
-    removed = []
-    for folder in sorted(models_folder.glob(f"{STAGING_PREFIX}*")):
-        if folder.is_symlink() or not folder.is_dir():
-            continue
-        with contextlib.suppress(OSError), _locked(folder) as free:
-            if free:
-                shutil.rmtree(folder, ignore_errors=True)
-                removed.append(folder)
-    return removed
-
-
 def _refuse_existing(target: Path) -> None:
     if target.exists() or target.is_symlink():
         raise ImportFailed(
@@ -133,8 +115,9 @@ def _refuse_existing(target: Path) -> None:
         )
 
 
-def _check_disk(source: Source, models_folder: Path) -> None:
-    need = _DISK_BESIDE_BYTES + _DISK_PER_SOURCE_BYTE * source.size_bytes
+def check_disk(source_bytes: int, models_folder: Path) -> None:
+    """Raises `ImportFailed` when a source of that size may not fit into the folder once it is converted."""
+    need = _DISK_BESIDE_BYTES + _DISK_PER_SOURCE_BYTE * source_bytes
     free = shutil.disk_usage(models_folder).free
     if free < need:
         raise ImportFailed(
@@ -144,58 +127,10 @@ def _check_disk(source: Source, models_folder: Path) -> None:
         )
 
 
-@contextlib.contextmanager
-def _locked(folder: Path) -> Iterator[bool]:
-    """Whether the folder's lock could be taken; it is held within the block and dies with the process."""
-    descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-    try:
-        try:
-            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            yield False
-        else:
-            yield True
-    finally:
-        os.close(descriptor)
-
-
-@contextlib.contextmanager
-def _staging(models_folder: Path, name: str) -> Iterator[Path]:
-    """A locked hidden folder beside the target; whatever is still under that name at the end is removed."""
-    folder = Path(tempfile.mkdtemp(prefix=f"{STAGING_PREFIX}{name}-", dir=models_folder))
-    with _locked(folder):
-        try:
-            yield folder
-        finally:
-            shutil.rmtree(folder, ignore_errors=True)
-
-
 def _finish(staging: Path, target: Path, manifest: Manifest) -> None:
-    """Flush everything, write the manifest, and give the folder its name."""
+    """Write the manifest, last of all files, and give the folder its name."""
     damaged = damaged_files(staging, manifest, deep=False)
     if damaged:
         raise ImportFailed(damaged[0], hint="The storage may be full or failing; check `dmesg` and try again")
     write_manifest(staging, manifest)
-    for path in staging.iterdir():
-        path.chmod(0o644)
-        _sync(path)
-    staging.chmod(0o755)
-    sync_folder(staging)
-    try:
-        staging.rename(target)
-    except OSError as error:
-        _refuse_existing(target)
-        raise ImportFailed(
-            f"{target}: the finished model cannot be put in place ({error.strerror})",
-            hint="Check the folder's permissions",
-            param=str(target),
-        ) from error
-    sync_folder(target.parent)
-
-
-def _sync(path: Path) -> None:
-    descriptor = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
+    put_in_place(staging, target, refuse_existing=_refuse_existing)

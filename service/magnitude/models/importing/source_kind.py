@@ -42,18 +42,21 @@ def recognise(path: Path) -> Source:
 
 def default_name(source: Source) -> str:
     """A name made of the file's or folder's own."""
-    stem = source.path.resolve().name if source.path.is_dir() else source.path.stem
-    if source.kind == "onnx" and stem in {"model", "onnx"}:
-        stem = source.path.resolve().parent.name
+    if source.kind == "onnx" and source.path.stem in {"model", "onnx"}:
+        return name_of(source.path.resolve().parent)
+    return name_of(source.path)
+
+
+def name_of(path: Path) -> str:
+    """A name made of the file's or folder's own. Raises `ImportFailed` where there is nothing to make it of."""
+    stem = path.resolve().name if path.is_dir() else path.stem
     while shorter := _QUANTISATION.sub("", stem):
         if shorter == stem:
             break
         stem = shorter
     name = _NOT_IN_NAMES.sub("-", stem.lower()).strip("-._")[:64].rstrip("-._")
     if not NAME_PATTERN.fullmatch(name):
-        raise ImportFailed(
-            f"{source.path}: no usable name can be made of this", hint="Give one with --name", param="name"
-        )
+        raise ImportFailed(f"{path}: no usable name can be made of this", hint="Give one with --name", param="name")
     return name
 
 
@@ -109,6 +112,12 @@ def _folder(path: Path) -> Source:
     if len(graphs) + len(ggufs) > 1:
         names = ", ".join(p.name for p in [*graphs, *ggufs][:8])
         raise ImportFailed(f"{path}: there are several models here", hint=f"Name one of {names}", param=str(path))
+    if (path / "adapter_config.json").is_file():
+        raise ImportFailed(
+            f"{path}: this is an adapter, not a model",
+            hint="Name the imported model that it belongs to: --adapter-for NAME",
+            param=str(path),
+        )
     if sorted(path.glob("*.bin")) or sorted(path.glob("*.pt")):
         raise ImportFailed(
             f"{path}: the weights are pickled (.bin or .pt); reading them could run any code",

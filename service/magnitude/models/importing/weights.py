@@ -15,6 +15,7 @@ from magnitude.models.graphs.build import BuildResult, build_graph
 from magnitude.models.graphs.graph import DATA_FILE, GRAPH_FILE, SERVING_GRAPH_FILE
 from magnitude.models.graphs.last_row import write_last_row_graph
 from magnitude.models.graphs.linear import Bits
+from magnitude.models.graphs.lora import LORA_GRAPH_FILE, write_lora
 from magnitude.models.importing.accuracy import FALLBACK_GRAPH_FILE, FLOAT, INT8, apply_plan, write_fallback
 from magnitude.models.importing.order import ImportJob, Report, versions
 from magnitude.models.importing.source_kind import recognise
@@ -47,6 +48,8 @@ def import_weights(job: ImportJob, staging: Path, report: Report) -> Manifest:
     bits = job.bits or default_bits(source)
     if kind != "decoder" and job.kv == "int8":
         raise ImportFailed("an encoder has no KV cache", hint="Leave --kv out", param="kv")
+    if kind != "decoder" and job.lora:
+        raise ImportFailed("adapters belong to decoders, this is an encoder", hint="Leave --lora out", param="lora")
     report(0.02, "hashing the source")
     origin = _origin(job, path)
     check = staging / CHECK_FOLDER
@@ -77,6 +80,8 @@ def import_weights(job: ImportJob, staging: Path, report: Report) -> Manifest:
         apply_plan(serving, decision.plan, serving)
         write_last_row_graph(serving, staging / GRAPH_FILE)
         write_fallback(serving, staging / FALLBACK_GRAPH_FILE)
+    if job.lora and built.decoder is not None:
+        write_lora(staging / SERVING_GRAPH_FILE, staging / LORA_GRAPH_FILE, built.decoder.layers)
     shutil.rmtree(check)
     report(0.9, "recording the golden set")
     files = {name: file_entry(staging / name) for name in (built.graph_file, DATA_FILE)}
@@ -116,6 +121,7 @@ def import_weights(job: ImportJob, staging: Path, report: Report) -> Manifest:
         tokens=parts.tokens,
         chat_template_file=template_file,
         fallback_graph_file=FALLBACK_GRAPH_FILE if (staging / FALLBACK_GRAPH_FILE).exists() else None,
+        lora_graph_file=LORA_GRAPH_FILE if job.lora else None,
         quantisation=Quantisation(
             bits=bits,
             groups=_groups(built),

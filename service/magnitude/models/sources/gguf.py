@@ -63,6 +63,11 @@ class GgufSource:
             raise ImportFailed(f"{path.name} is empty", hint="Download the file again")
         self._data = np.memmap(path, dtype=np.uint8, mode="r")
         header = read_header(self._data, path)
+        if header.fields.get("general.type") == "adapter":
+            raise ImportFailed(
+                f"{path.name}: this is an adapter, not a model",
+                hint="Name the imported model that it belongs to: --adapter-for NAME",
+            )
         self._path = path
         self._family = family_of_gguf(header.fields, path)
         self._tensors: dict[str, GgufTensor] = {}

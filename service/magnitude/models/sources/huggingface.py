@@ -1,38 +1,21 @@
-"""Weights from a Hugging Face folder: `config.json` and one or several `.safetensors` files.
-
-The safetensors library checks each file's header (its length, that the tensors fill the file without holes or
-overlaps, that shapes and types match the lengths). Bytes are then taken from our own map, because the library's
-NumPy reader has no bfloat16.
-"""
+"""Weights from a Hugging Face folder: `config.json` and one or several `.safetensors` files."""
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
 import numpy as np
 from numpy.typing import NDArray
-from safetensors import SafetensorError, safe_open
 
 from magnitude.errors import ImportFailed
 from magnitude.models.families import family_of_huggingface
 from magnitude.models.sources.folder import inside, read_json
-from magnitude.models.sources.gguf_header import lfs_pointer
-from magnitude.models.sources.source import MAX_NAME_BYTES, MAX_TENSORS, ArchConfig, BlockMatrix, refuse
+from magnitude.models.sources.safetensors_file import FLOAT_TYPES, StoredTensor, read_safetensors
+from magnitude.models.sources.source import MAX_TENSORS, ArchConfig, BlockMatrix, refuse
 
 _SINGLE, _INDEX = "model.safetensors", "model.safetensors.index.json"
-_TYPES = {"F64": "<f8", "F32": "<f4", "F16": "<f2", "BF16": "<u2"}
-MAX_HEADER_BYTES = 100_000_000  # the safetensors library's own limit
-
-
-@dataclass(frozen=True, slots=True)
-class _Stored:
-    data: NDArray[np.uint8]
-    dtype: str
-    shape: tuple[int, ...]
 
 
 class HuggingFaceSource:
@@ -46,9 +29,9 @@ class HuggingFaceSource:
             raise ImportFailed("config.json is no object", hint="Download the model folder again")
         self._folder = folder
         self._family = family_of_huggingface(config, folder)
-        self._tensors: dict[str, _Stored] = {}
+        self._tensors: dict[str, StoredTensor] = {}
         for name in _weight_files(folder):
-            for key, stored in _read_file(inside(folder, name)).items():
+            for key, stored in read_safetensors(inside(folder, name)).items():
                 if self._tensors.setdefault(_without_wrapper(key, self._family.kind), stored) is not stored:
                     raise ImportFailed(f"two weight files hold {key}", hint="Remove files that are not in the index")
             if len(self._tensors) > MAX_TENSORS:
@@ -58,7 +41,7 @@ class HuggingFaceSource:
         self._config = self._family.from_huggingface(config, folder)
         refuse(
             f"{folder.name}: tensors of a type that cannot be read",
-            (f"{n} ({self._tensors[n].dtype})" for n in self._needed() if self._tensors[n].dtype not in _TYPES),
+            (f"{n} ({self._tensors[n].dtype})" for n in self._needed() if self._tensors[n].dtype not in FLOAT_TYPES),
             hint="Take the model in F32, F16 or BF16, or as a GGUF file",
         )
         self._metadata = _metadata(config, folder)
@@ -88,16 +71,12 @@ class HuggingFaceSource:
         return self._tensor(name).dtype
 
     def floats(self, name: str) -> NDArray[np.float32]:
-        stored = self._tensor(name)
-        values = np.frombuffer(stored.data, dtype=_TYPES[stored.dtype])
-        if stored.dtype == "BF16":  # the upper half of a float32
-            values = (values.astype(np.uint32) << 16).view(np.float32)
-        return values.astype(np.float32, copy=False).reshape(stored.shape)
+        return self._tensor(name).floats()
 
     def blocks(self, name: str) -> BlockMatrix | None:
         return None
 
-    def _tensor(self, name: str) -> _Stored:
+    def _tensor(self, name: str) -> StoredTensor:
         if name not in self._tensors:
             raise ImportFailed(f"{self._folder.name} has no tensor {name}", hint="The weight files are incomplete")
         return self._tensors[name]
@@ -121,41 +100,6 @@ def _weight_files(folder: Path) -> list[str]:
     raise ImportFailed(
         f"{folder.name} has no {_SINGLE}", hint=f"{hint}Take the model's safetensors files, or a GGUF file of it"
     )
-
-
-def _read_file(path: Path) -> dict[str, _Stored]:
-    size = path.stat().st_size
-    if size < 8:
-        raise ImportFailed(f"{path.name} is cut off: it has {size} bytes", hint="Download it again")
-    data = np.memmap(path, dtype=np.uint8, mode="r")
-    if data[:24].tobytes().startswith(b"version https://git-lfs"):
-        message, hint = lfs_pointer(path)
-        raise ImportFailed(message, hint=hint)
-    header_bytes = int(data[:8].view("<u8")[0])
-    if header_bytes > min(size - 8, MAX_HEADER_BYTES):
-        raise ImportFailed(
-            f"{path.name} is cut off or damaged: its header claims {header_bytes} bytes, the file has {size}",
-            hint="Download it again and compare its size with the publisher's",
-        )
-    try:
-        with safe_open(path, framework="np"):
-            pass  # opening checks the whole header
-        header = json.loads(data[8 : 8 + header_bytes].tobytes())
-    except (SafetensorError, ValueError, RecursionError) as broken:
-        raise ImportFailed(
-            f"{path.name} is cut off or damaged: {broken}",
-            hint="Download it again and compare its size with the publisher's",
-        ) from None
-    body = data[8 + header_bytes :]
-    found: dict[str, _Stored] = {}
-    for name, entry in header.items():
-        if name == "__metadata__":
-            continue
-        if len(name.encode()) > MAX_NAME_BYTES:
-            raise ImportFailed(f"{path.name} has a tensor name of {len(name)} letters", hint="The file is damaged")
-        start, end = entry["data_offsets"]
-        found[name] = _Stored(body[start:end], entry["dtype"], tuple(entry["shape"]))
-    return found
 
 
 def _metadata(config: Mapping[str, Any], folder: Path) -> dict[str, Any]:

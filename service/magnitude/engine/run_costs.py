@@ -1,0 +1,72 @@
+"""How long graph runs of each size take, as running averages; and the piece of a prompt that fits a time limit.
+
+Pure: fed with what was measured, asked before the next run.
+"""
+
+from __future__ import annotations
+
+# Weight of the newest run. Ten runs, a few hundred milliseconds, forget most of a disturbance.
+_NEWEST = 0.2
+# The smallest piece in which a prompt enters beside running answers. Below it a run costs nearly as much as one of
+# this size (SmolLM2-135M on two x86 cores: 1 token 11 ms, 8 tokens 25 ms), so the prompt would only be slowed down.
+SMALLEST_PIECE = 8
+
+
+class RunCosts:
+    """Averages by kind of run, for one model."""
+
+    def __init__(self) -> None:
+        self._decode_s: dict[int, float] = {}  # by rows
+        self._piece_s: dict[int, float] = {}  # by new tokens of one row, rounded up to a piece's size
+
+    def decoded(self, rows: int, run_s: float) -> None:
+        self._decode_s[rows] = _average(self._decode_s.get(rows), run_s)
+
+    def extended(self, tokens: int, run_s: float) -> None:
+        """A piece of a prompt, or a verification, of `tokens` positions took `run_s`."""
+        size = _size(tokens)
+        self._piece_s[size] = _average(self._piece_s.get(size), run_s * size / tokens)
+
+    def decode_s(self, rows: int) -> float:
+        """What a decode step of `rows` rows takes: measured, or like the nearest size that was; 0 when none was."""
+        if not self._decode_s or not rows:
+            return 0.0
+        nearest = min(self._decode_s, key=lambda known: (abs(known - rows), known))
+        return self._decode_s[nearest]
+
+    def piece_s(self, size: int) -> float | None:
+        """What a piece of `size` tokens takes; None when nothing is known yet.
+
+        Never more than smaller pieces suggest: twice the tokens take at most twice the time, so a size that was
+        once measured at a bad moment is tried again.
+        """
+        best: float | None = None
+        for known, seconds in self._piece_s.items():
+            # What a larger piece took is an upper bound, until something smaller was measured.
+            guess = seconds * max(1.0, size / known)
+            best = guess if best is None else min(best, guess)
+        return best
+
+    def largest_piece(self, limit_s: float, largest: int) -> int:
+        """The largest piece (a power of two from `SMALLEST_PIECE` on, or `largest`) that takes no longer than
+        `limit_s`. The smallest one when none does: a prompt must get in some time."""
+        chosen = min(SMALLEST_PIECE, largest)
+        size = chosen
+        while size < largest:
+            size = min(2 * size, largest)
+            expected_s = self.piece_s(size)
+            if expected_s is None or expected_s > limit_s:
+                break
+            chosen = size
+        return chosen
+
+
+def _average(old: float | None, new: float) -> float:
+    return new if old is None else old + _NEWEST * (new - old)
+
+
+def _size(tokens: int) -> int:
+    size = SMALLEST_PIECE
+    while size < tokens:
+        size *= 2
+    return size

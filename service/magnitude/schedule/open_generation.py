@@ -1,0 +1,223 @@
+"""A generation under way, from its submission to its single end, over as many runs in the engine as it takes."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+
+import msgspec
+
+from magnitude.engine.protocol import Finished, FinishReason, Generate, Message, PrefillProgress, Tokens
+from magnitude.errors import DeadlineExceeded, MagnitudeError
+from magnitude.feedback.records import Outcome, TaskRecord
+from magnitude.schedule.inference import Emission, GenerationTask
+from magnitude.schedule.open_tasks import Close, OpenTask
+from magnitude.schedule.slot_terms import Placement
+
+
+class Spent(msgspec.Struct, frozen=True, kw_only=True):
+    """What all runs of a generation took together."""
+
+    wait_s: float = 0.0
+    prefill_s: float = 0.0
+    decode_s: float = 0.0
+    cached_tokens: int = 0
+    steps: int = 0
+    batched: float = 0.0
+    drafted_tokens: int = 0
+    accepted_tokens: int = 0
+    slid_tokens: int = 0
+
+    def with_run(self, run: Finished) -> Spent:
+        """`run` counts as well. What a later run finds in the slot was computed by an earlier one, not cached."""
+        return Spent(
+            wait_s=self.wait_s + run.wait_s,
+            prefill_s=self.prefill_s + run.prefill_s,
+            decode_s=self.decode_s + run.decode_s,
+            cached_tokens=self.cached_tokens if self.steps else run.cached_tokens,
+            steps=self.steps + run.new_tokens,
+            batched=self.batched + run.mean_batch * run.new_tokens,
+            drafted_tokens=self.drafted_tokens + run.drafted_tokens,
+            accepted_tokens=self.accepted_tokens + run.accepted_tokens,
+            slid_tokens=self.slid_tokens + run.slid_tokens,
+        )
+
+    @property
+    def mean_batch(self) -> float:
+        return self.batched / self.steps if self.steps else 0.0
+
+
+class OpenGeneration(OpenTask):
+    """Implements `schedule.inference.Generation`.
+
+    `emitted` are the ids delivered so far: with the task they are all that a later run needs to go on.
+    """
+
+    def __init__(
+        self,
+        request_id: int,
+        task: GenerationTask,
+        *,
+        prefill_chunk: int,
+        max_draft: int,
+        close: Close,
+        withdraw: Callable[[int], None],
+    ) -> None:
+        super().__init__(request_id, task.model, close=close, withdraw=withdraw)
+        self.task = task
+        self.emitted: list[int] = []
+        self.placement: Placement | None = None
+        self.pausing = False  # the engine was asked to let go of it, and it will go on
+        self.restoring = False  # a saved copy is being read into its slot
+        self.spent = Spent()
+        self._prefill_chunk = prefill_chunk
+        self._max_draft = max_draft
+        self._max_new_tokens = task.max_new_tokens
+        self._prompt_done = 0
+        self._complete = False
+        self._cut = False
+        self._emissions: asyncio.Queue[Emission | MagnitudeError] = asyncio.Queue()
+        self._last: Emission | MagnitudeError | None = None
+
+    # --- the one who asked ---
+
+    @property
+    def waited_s(self) -> float | None:
+        return self.queue_s if self.has_started else None
+
+    async def next(self) -> Emission:
+        if self._last is None:
+            item = await self._emissions.get()
+            if isinstance(item, Emission) and item.reason is None:
+                return item
+            self._last = item
+        if isinstance(self._last, MagnitudeError):
+            raise self._last
+        return self._last
+
+    def complete(self) -> None:
+        if not self.over and not self._complete:
+            self._complete = True
+            self.withdraw()
+
+    def cancel(self, why: str) -> None:
+        if self.over:
+            return
+        self.end(self._record("ok") if self._complete else self._record("cancelled", code=why))
+        self._emissions.put_nowait(self._end("cancelled"))
+        self.withdraw()
+
+    # --- the dispatcher ---
+
+    def limit(self, max_new_tokens: int) -> None:
+        """Make the answer no longer than this, for its deadline's sake."""
+        if max_new_tokens < self._max_new_tokens:
+            self._max_new_tokens = max_new_tokens
+            self._cut = True
+
+    def message(self, *, resumed: bool, reuse: bool = True) -> Generate:
+        """What is sent to the engine. `reuse` false: what the placement promised did not come true."""
+        assert self.placement is not None, "a generation starts in a slot"
+        task, placement = self.task, self.placement
+        if resumed:
+            # The slot is as the last run left it; its header tells the engine how far.
+            valid, holds, copy_from = len(task.prompt) + len(self.emitted), None, None
+        elif reuse:
+            valid, holds, copy_from = placement.valid_tokens, placement.holds, placement.copy_from
+        else:
+            valid, holds, copy_from = 0, None, None
+        return Generate(
+            request_id=self.request_id,
+            model=task.model,
+            slot=placement.slot,
+            prompt=task.prompt,
+            emitted=list(self.emitted),
+            max_new_tokens=self._max_new_tokens,
+            sampler=task.sampler,
+            grammar=task.grammar,
+            stop_ids=task.stop_ids,
+            logprobs=task.logprobs,
+            prefill_chunk=self._prefill_chunk,
+            kv_valid_tokens=valid,
+            kv_holds=holds,
+            kv_copy_from=copy_from,
+            adapter=task.adapter,
+            max_draft=self._max_draft,
+            overflow=task.overflow,
+        )
+
+    def receive(self, message: Message) -> bool:
+        match message:
+            case PrefillProgress(done_tokens=done):
+                self._prompt_done = done
+                return False
+            case Tokens(ids=ids, logprobs=logprobs):
+                self.emitted += ids
+                if not self.over:
+                    self._emissions.put_nowait(Emission(ids=ids, logprobs=logprobs))
+                return False
+            case Finished():
+                self.spent = self.spent.with_run(message)
+                return True
+            case _:
+                return False
+
+    def finish(self, reason: FinishReason, *, cut: str = "") -> None:
+        """The answer is complete as it stands."""
+        if self.over:
+            return
+        cancelled = reason == "cancelled" and not self._complete
+        cut = cut or ("deadline" if self._cut and reason == "length" else "")
+        self.end(self._record("cancelled" if cancelled else "ok"))
+        self._emissions.put_nowait(self._end(reason, cut=cut))
+
+    def fail(self, error: MagnitudeError) -> None:
+        if not self.over:
+            self.end(self._record("failed", code=error.code))
+            self._emissions.put_nowait(error)
+
+    def missed(self) -> None:
+        """The hard deadline has passed: say what was done by then."""
+        self.fail(
+            DeadlineExceeded(
+                f"the deadline passed after {len(self.emitted)} of at most {self.task.max_new_tokens} new tokens",
+                prompt_tokens=self._prompt_done or self.spent.cached_tokens,
+                new_tokens=len(self.emitted),
+                hint="Allow more time, ask for fewer tokens, or make the deadline soft",
+            )
+        )
+
+    # --- inside ---
+
+    def _end(self, reason: FinishReason, *, cut: str = "") -> Emission:
+        spent = self.spent
+        return Emission(
+            reason=reason,
+            queue_s=self.queue_s + spent.wait_s,
+            prefill_s=spent.prefill_s,
+            decode_s=spent.decode_s,
+            cached_tokens=spent.cached_tokens,
+            slot=self.placement.slot if self.placement is not None else None,
+            batch=spent.mean_batch,
+            drafted_tokens=spent.drafted_tokens,
+            accepted_tokens=spent.accepted_tokens,
+            cut=cut,
+        )
+
+    def _record(self, outcome: Outcome, *, code: str = "") -> TaskRecord:
+        return TaskRecord(
+            kind="generate",
+            model=self.model,
+            outcome=outcome,
+            code=code,
+            prompt_tokens=len(self.task.prompt),
+            new_tokens=len(self.emitted),
+            queue_s=self.queue_s,
+            prefill_s=self.spent.prefill_s,
+            decode_s=self.spent.decode_s,
+            task=self.task.task,
+            cached_tokens=self.spent.cached_tokens,
+            batch=self.spent.mean_batch,
+            drafted_tokens=self.spent.drafted_tokens,
+            accepted_tokens=self.spent.accepted_tokens,
+        )

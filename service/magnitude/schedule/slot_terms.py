@@ -1,0 +1,100 @@
+"""What is said about KV slots: what a request wants, where it is placed, what is held and why something was not."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Literal
+
+import msgspec
+
+from magnitude.engine.protocol import SlotContents
+from magnitude.schedule.scope import Scope
+
+MissReason = Literal["cold", "differs", "evicted", "other_model", "other_adapter", "other_key", "other_layout", "off"]
+
+
+class Wanted(msgspec.Struct, frozen=True):
+    """A generation that wants a slot. `keep` False: nothing of it stays or serves others. `reuse` False: computed
+    from its first token."""
+
+    request_id: int
+    scope: Scope
+    ids: Sequence[int]
+    max_new_tokens: int
+    keep: bool
+    conversation: str = ""
+    reuse: bool = True
+
+
+class Miss(msgspec.Struct, frozen=True):
+    """Why the ids from `at_token` on have to be computed.
+
+    cold: nothing like it is known; differs: the longest known sequence goes on differently; evicted: it was here
+    (or is on disk, where reading it would take longer); other_*: only another scope has it; off: requests of this
+    kind are not kept or not served from the cache. For figures only: `other_key` must never reach a client.
+    """
+
+    reason: MissReason
+    at_token: int
+
+
+class Placement(msgspec.Struct, frozen=True):
+    """Where a generation runs, and what it need not compute.
+
+    `valid_tokens` (always fewer than the prompt's) are in `slot` already, or are copied from `copy_from`, or come
+    with the saved copy `saved`, which is to be read into `slot` first. `holds` is the record of all that the source
+    holds; None beside a `copy_from` says that a generation still runs in it, whose ids the engine itself knows.
+    """
+
+    slot: int
+    valid_tokens: int
+    copy_from: int | None
+    holds: SlotContents | None
+    saved: str | None
+    miss: Miss | None
+    conversation: str = ""  # the request's own name for it, or the one that the table gave
+
+
+class Known(msgspec.Struct, frozen=True):
+    """The longest usable beginning, and the conversation that these ids continue ("": none that is known)."""
+
+    tokens: int
+    conversation: str
+
+
+class IdleSlot(msgspec.Struct, frozen=True):
+    """A slot that could be saved. `saved_id`: this very sequence is on disk already, so that it can just be freed."""
+
+    slot: int
+    scope: Scope
+    ids: Sequence[int]
+    conversation: str
+    idle_s: float
+    contents: SlotContents
+    saved_id: str | None = None
+
+
+class Forgotten(msgspec.Struct, frozen=True):
+    """Slots whose contents were dropped, and saved copies that are to be deleted."""
+
+    slots: int
+    saved_ids: list[str]
+
+
+class KvFigures(msgspec.Struct, frozen=True, kw_only=True):
+    """Counts since the start; a request can be both a hit and, for the rest of its prompt, a miss."""
+
+    hits: int
+    misses: dict[str, int]
+    reused_tokens: int  # positions that were not computed, from wherever
+    copied_tokens: int  # of those, copied from another slot
+    restored_tokens: int  # of those, read from disk
+    evictions: int
+    resident_tokens: int  # held by idle and running slots
+    resident_bytes: int  # counted against the budget
+    budget_bytes: int
+    running_slots: int
+    idle_slots: int
+    free_slots: int
+    cleaning_slots: int
+    saved_copies: int

@@ -1,0 +1,87 @@
+"""How many generations a model should compute at once: measured on this board, once for each way to run it."""
+
+from __future__ import annotations
+
+import hashlib
+import logging
+from pathlib import Path
+
+import msgspec
+
+from magnitude.engine.protocol import Measure, Measured
+from magnitude.persist import StateFile
+from magnitude.policy.knee import knee
+from magnitude.schedule.fresh_engine import FreshEngine
+from magnitude.schedule.plan import ModelPlan
+
+log = logging.getLogger("magnitude.schedule")
+
+SCHEMA = 1
+# More than any board has models and upgrades in its life, few enough for one small file.
+MAX_MEASUREMENTS = 256
+
+
+class Measurements(msgspec.Struct, frozen=True, kw_only=True):
+    """Seconds of a decode step by number of rows, under a key that names everything it depends on."""
+
+    step_s: dict[str, dict[int, float]] = {}
+
+
+def measured_rows(max_batch: int) -> tuple[int, ...]:
+    """Batch sizes that are measured: powers of two, and the largest one allowed."""
+    sizes = {1 << power for power in range(max_batch.bit_length())}
+    return tuple(sorted(size for size in {*sizes, max_batch} if size <= max_batch))
+
+
+class Throughput:
+    """Measures a freshly loaded decoder, or remembers it."""
+
+    def __init__(self, state_folder: Path) -> None:
+        self._file = StateFile(state_folder / "throughput.json", Measurements, schema=SCHEMA)
+        self._known = dict(self._file.load(Measurements).step_s)
+
+    async def measure(
+        self, plan: ModelPlan, engine: FreshEngine, *, ort_version: str, cpu_features: tuple[str, ...]
+    ) -> None:
+        """Set the plan's `compute_slots` to the knee of its throughput. A model that cannot be measured keeps its
+        largest batch."""
+        if plan.kv is None or plan.strategy.max_batch < 2:
+            return
+        key = _key(plan, ort_version, cpu_features)
+        if key not in self._known:
+            request_id = engine.next_id()
+            rows = measured_rows(plan.strategy.max_batch)
+            message = Measure(
+                request_id=request_id,
+                model=plan.description.name,
+                slot=plan.scratch_slot,
+                rows=rows,
+                past_tokens=min(128, plan.strategy.context_length - 1),
+            )
+            answer = await engine.ask(message, request_id)
+            if not isinstance(answer, Measured):
+                log.warning(
+                    "throughput not measured",
+                    extra={"fields": {"model": plan.description.name, "reason": getattr(answer, "message", "")}},
+                )
+                return
+            self._known[key] = dict(zip(rows, answer.step_s, strict=True))
+            self._known = dict(list(self._known.items())[-MAX_MEASUREMENTS:])
+            self._file.save(Measurements(step_s=self._known))
+        step_s = self._known[key]
+        plan.compute_slots = max(1, min(knee(step_s), plan.strategy.max_batch))
+        rates = {f"tokens_per_s_of_{rows}": round(rows / seconds) for rows, seconds in step_s.items() if seconds}
+        fields = {"model": plan.description.name, "slots": plan.compute_slots, **rates}
+        log.info("compute slots", extra={"fields": fields})
+
+
+def _key(plan: ModelPlan, ort_version: str, cpu_features: tuple[str, ...]) -> str:
+    strategy = plan.strategy
+    parts = [
+        plan.description.model_hash,
+        plan.graph_file,
+        ort_version,
+        f"threads {strategy.threads} batch {strategy.max_batch} kv {strategy.kv_type}",
+        *sorted(cpu_features),
+    ]
+    return hashlib.sha256("\n".join(parts).encode()).hexdigest()
