@@ -7,8 +7,8 @@ graph gives the bits of the plain one. Adapters are ordinary inputs because ONNX
 no effect on a run with bound inputs.
 
 Where q, k and v (or gate and up) are one product, they share A's columns and B is block-diagonal: three nodes a
-product instead of up to ten. At a batch of one, ranks 8 and 16 cost the same as with a pair for each layer, rank 0
-three times less (SmolLM2-135M, two threads); zeros in B make adapters half as large again.
+product instead of up to ten. Up to rank 16 that was as fast as a pair for each layer or faster, at rank 64 a tenth
+slower (decode of one and four rows, SmolLM2-135M, two threads); zeros in B make adapters half as large again.
 """
 
 from __future__ import annotations
