@@ -47,9 +47,8 @@ PLANS = (
 # choose, and it uses none of the INT8 kernels: what a board falls back to whose INT8 kernels compute nonsense.
 FALLBACK_GRAPH_FILE = "fallback.onnx"
 
-# A plan may add this much divergence to what float activations have: as much as an INT8 KV cache costs (0.0030 nats,
-# one scale a channel), so that neither approximation hides behind the other. For scale: quantising weights to 4 bits
-# costs 0.03 to 0.3 nats.
+# A plan may add this much divergence to what float activations have: a tenth of the least that quantising weights to
+# 4 bits costs (0.03 to 0.3 nats).
 KL_LOSS_NATS = 0.003
 # Top tokens also flip where two are equally good, so theirs is a wide bound for gross faults (5 in 100 measured).
 TOP1_LOSS = 0.10
