@@ -268,6 +268,19 @@ def encoders(
             f"{way.trimmed_bytes / 1e6:.0f}",
         )
     console.print(table)
+    for speed in figures.speeds:
+        ratio = speed.ratio
+        console.print(f"{speed.mode}: {ratio.median:.2f} ({ratio.low:.2f}-{ratio.high:.2f}) of the first way's time")
+    console.print(
+        f"a run costs {figures.cost.fixed_ms:.2f} ms of processor time and {figures.cost.token_ms:.3f} ms a token: "
+        f"as much as {figures.cost.fixed_tokens:.1f} tokens before its first"
+    )
+    back, pool = figures.way_back, figures.way_back.pool
+    console.print(
+        f"engine after 20 short texts {back.before_bytes / 1e6:.0f} MB, after the 32 longest in one request "
+        f"{back.large_bytes / 1e6:.0f} MB, after 20 short ones {back.after_bytes / 1e6:.0f} MB; held for runs: peak "
+        f"{pool.peak_bytes / 1e6:.1f}, mean {pool.mean_bytes / 1e6:.1f}, peak to mean {pool.peak_to_mean:.1f}"
+    )
     for row in figures.padding:
         console.print(
             f"{row.texts} texts, at most {row.max_padding:.0%} padding between buckets: {row.runs:.1f} runs, "
@@ -278,7 +291,9 @@ def encoders(
             f"{load.name}: {load.gathered_rate:.0f} requests/s gathered ({load.rows:.1f} texts a message), "
             f"{load.plain_rate:.0f} one by one, ratio {load.ratio.median:.2f} "
             f"({load.ratio.low:.2f}-{load.ratio.high:.2f}); "
-            f"p95 {load.gathered_p95_ms:.0f} and {load.plain_p95_ms:.0f} ms"
+            f"p95 {load.gathered_p95_ms:.0f} and {load.plain_p95_ms:.0f} ms; processor time a request "
+            f"{load.gathered_cpu_ms:.1f} and {load.plain_cpu_ms:.1f} ms, ratio {load.cpu_ratio.median:.2f} "
+            f"({load.cpu_ratio.low:.2f}-{load.cpu_ratio.high:.2f})"
         )
     write_json(json, encoders=figures)
 

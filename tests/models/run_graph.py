@@ -12,13 +12,13 @@ from numpy.typing import NDArray
 Session = onnxruntime.InferenceSession
 
 
-def open_graph(folder: Path, name: str | None = None) -> Session:
+def open_graph(folder: Path, name: str = "") -> Session:
     options = onnxruntime.SessionOptions()
     options.intra_op_num_threads = 1
     options.log_severity_level = 3
-    if name is None:
-        name = "serving.onnx" if (folder / "serving.onnx").exists() else "model.onnx"
-    return Session(str(folder / name), options, providers=["CPUExecutionProvider"])
+    serving = folder / "serving.onnx"
+    graph = folder / name if name else serving if serving.exists() else folder / "model.onnx"
+    return Session(str(graph), options, providers=["CPUExecutionProvider"])
 
 
 def run_decoder(

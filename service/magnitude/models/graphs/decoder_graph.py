@@ -13,6 +13,7 @@ logits do not depend on the batch. (SmolLM2-135M on AVX2: the second row costs 0
 
 from __future__ import annotations
 
+import json
 from typing import Literal
 
 import msgspec
@@ -23,7 +24,8 @@ from magnitude.errors import ImportFailed
 from magnitude.models.description import LOGIT_ROWS, DecoderShape, KvType
 from magnitude.models.graphs import blocks
 from magnitude.models.graphs.graph import Dimension, GraphWriter
-from magnitude.models.graphs.linear import Bits, LinearLayers, StoredWeights, WideChannels
+from magnitude.models.graphs.linear import SHRINK, Bits, LinearLayers, StoredWeights, WideChannels
+from magnitude.models.graphs.lora import SHRUNK_BY, SHRUNK_CHANNELS
 from magnitude.models.sources.source import ArchConfig, Rope, WeightSource
 
 # Rotation tables take 8 bytes * head_dim/2 a position: 16 MB for 32,768 positions of a 128-wide head. No board has
@@ -133,6 +135,8 @@ class DecoderGraph:
             branch = self._mlp(layer, normed)
         _, normed = self._add_and_norm(residual, branch, "model.norm", "final")
         self._logits(normed, head)
+        graph.metadata[SHRUNK_CHANNELS] = json.dumps(self._wide_channels)
+        graph.metadata[SHRUNK_BY] = str(float(SHRINK))
         return DecoderShape(
             layers=config.layers,
             kv_heads=config.kv_heads,

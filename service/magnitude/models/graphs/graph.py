@@ -59,7 +59,7 @@ class GraphWriter:
         self._tensors: dict[str, Any] = {}
         self._inputs: list[Any] = []
         self._outputs: list[Any] = []
-        self.properties: dict[str, str] = {}  # what those who rewrite the graph must know of it
+        self.metadata: dict[str, str] = {}  # what those should know who derive another graph from this one
 
     def __enter__(self) -> GraphWriter:
         return self
@@ -137,7 +137,7 @@ class GraphWriter:
             ir_version=IR_VERSION,
             opset_imports=[helper.make_opsetid("", OPSET), helper.make_opsetid(CONTRIB, 1)],
         )
-        helper.set_model_props(model, self.properties)
+        helper.set_model_props(model, self.metadata)
         self._data.flush()
         os.fsync(self._data.fileno())
         write_model(model, self._folder / name)

@@ -20,9 +20,8 @@ adds what is missing: exactly, since a power of two rounds nothing. It rides on 
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
-from typing import Any, Literal
+from typing import Literal
 
 import msgspec
 import numpy as np
@@ -36,9 +35,6 @@ Bits = Literal[4, 8, 16]
 
 # Channels of a norm's output (by the output's name) that are multiplied in float.
 WideChannels = Mapping[str, tuple[int, ...]]
-
-# Property of a graph that has them: the channels as JSON.
-WIDE_PROPERTY = "wide_channels"
 
 # Far above what any channel exceeds the others by (some 100 in SmolLM2), and far from float32's ends.
 SHRINK = np.float32(4096)
@@ -71,7 +67,6 @@ class LinearLayers:
     def shrink(self, x: str, channels: tuple[int, ...], norm: NDArray[np.float32]) -> NDArray[np.float32]:
         """The weights of the norm that gives `x`, with these channels made small; products of `x` make up for it."""
         self._wide[x] = channels
-        self._graph.properties[WIDE_PROPERTY] = json.dumps(self._wide)
         smaller = norm.copy()
         smaller[list(channels)] /= SHRINK
         return smaller
@@ -182,14 +177,6 @@ class LinearLayers:
             )
         self._aside[x, block] = found
         return found
-
-
-def wide_channels_of(model: Any) -> WideChannels:
-    """The channels that an ONNX model built here was built with."""
-    for entry in model.metadata_props:
-        if entry.key == WIDE_PROPERTY:
-            return {x: tuple(channels) for x, channels in json.loads(entry.value).items()}
-    return {}
 
 
 def _stored_format(matrix: BlockMatrix) -> str:

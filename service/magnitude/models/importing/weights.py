@@ -81,7 +81,7 @@ def import_weights(job: ImportJob, staging: Path, report: Report) -> Manifest:
         write_last_row_graph(serving, staging / GRAPH_FILE)
         write_fallback(serving, staging / FALLBACK_GRAPH_FILE)
     if job.lora and built.decoder is not None:
-        write_lora(staging / SERVING_GRAPH_FILE, staging / LORA_GRAPH_FILE, built.decoder.layers)
+        write_lora(staging / built.graph_file, staging / LORA_GRAPH_FILE, built.decoder.layers)
     shutil.rmtree(check)
     report(0.9, "recording the golden set")
     files = {name: file_entry(staging / name) for name in (built.graph_file, DATA_FILE)}
