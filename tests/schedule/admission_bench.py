@@ -14,6 +14,9 @@ class Slots:
         self.count = count
         self.held: dict[int, int] = {}
 
+    def ready(self, model: str, *, begun: bool) -> bool:
+        return True
+
     def place(self, request_id: int, now_s: float) -> int | None:
         if request_id not in self.held:
             taken = set(self.held.values())
