@@ -20,6 +20,7 @@ from magnitude.engine.protocol import (
     TokenLogprob,
 )
 from magnitude.feedback.records import TaskFigures
+from magnitude.feedback.run_series import RunFigures
 from magnitude.models.description import ModelDescription
 from magnitude.schedule.figures import ScheduleFigures
 
@@ -173,6 +174,7 @@ class ServiceState(msgspec.Struct, frozen=True, kw_only=True):
     models: list[ModelState]
     figures: dict[str, TaskFigures]
     schedule: ScheduleFigures = ScheduleFigures()
+    runs: list[RunFigures] = []  # what graph runs take, by shape
 
 
 class KeptConversation(msgspec.Struct, frozen=True, kw_only=True):

@@ -80,6 +80,7 @@ def state_of(
         models=[_model_state(plan, residency[plan.description.name]) for plan in plans],
         figures=feedback.figures(),
         schedule=schedule,
+        runs=feedback.runs.figures(),
     )
 
 
