@@ -103,6 +103,7 @@ class Service:
             changed=self.dispatcher.models_changed,
             refuse=self.dispatcher.refuse,
             leaving=self._leaving,
+            loading=self.supervisor.model_loads,
         )
         self.dispatcher.use(self.switch)
 

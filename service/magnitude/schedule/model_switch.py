@@ -15,7 +15,7 @@ from collections.abc import Awaitable, Callable, Collection, Coroutine, Iterable
 from magnitude.engine.client import EngineLink
 from magnitude.errors import EngineNotReady, MagnitudeError, ModelError
 from magnitude.policy import fitting as policy
-from magnitude.schedule.loading import ModelLoader
+from magnitude.schedule.loading import ModelLoader, load_deadline_s
 from magnitude.schedule.plan import ModelPlan
 from magnitude.schedule.residency import (
     EngineDown,
@@ -58,6 +58,7 @@ class ModelSwitch:
     `changed()` is called when a model may have become ready to start requests, or ceased to be; `refuse(model,
     error)` when all that wait for a model must fail. `leaving(model)` is awaited before a model is unloaded, and for
     one that a lost engine had and the next one has not: what its idle KV slots hold is to be saved or given up.
+    `loading` is told how long a load may take at most, and None when it is over.
     """
 
     def __init__(
@@ -69,6 +70,7 @@ class ModelSwitch:
         changed: Callable[[], None],
         refuse: Callable[[str, MagnitudeError], None],
         leaving: Callable[[str], Awaitable[None]],
+        loading: Callable[[float | None], None] = lambda deadline_s: None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._residency = residency
@@ -77,6 +79,7 @@ class ModelSwitch:
         self._changed = changed
         self._refuse = refuse
         self._leaving = leaving
+        self._loading = loading
         self._clock = clock
         self._link: EngineLink | None = None
         self._tasks: set[asyncio.Task[None]] = set()
@@ -177,7 +180,9 @@ class ModelSwitch:
         link, name, started_s = self._link, plan.description.name, self._clock()
         assert link is not None, "nothing is loaded without an engine"
         await self.settled()
+        self._loading(load_deadline_s([plan]))
         failure = await self._loader.bring_up(link, plan)
+        self._loading(None)
         # A lasting failure is shown with the model; one that may pass is the next try's business.
         plan.failure = failure if failure is not None and failure.permanent else None
         if failure is None:
