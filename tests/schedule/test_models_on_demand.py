@@ -288,6 +288,20 @@ def test_a_model_without_a_plan_is_refused_with_the_sums() -> None:
     House().play(scenario)
 
 
+def test_when_no_engine_will_come_what_waits_for_a_model_is_told() -> None:
+    async def scenario(house: House) -> None:
+        embedding = asyncio.create_task(house.dispatcher.embed("e1", [[1]], [], request_key="r"))
+        generation = await house.dispatcher.generate(task("slow", 5))
+        await until(lambda: house.dispatcher.waiting == 2)
+        house.dispatcher.refuse_all(EngineNotReady("the service is being stopped"))
+        for waiting in (embedding, generation.next()):
+            with pytest.raises(EngineNotReady, match="being stopped"):
+                await waiting
+        assert house.dispatcher.waiting == 0
+
+    House(plan("slow"), plan("e1")).play(scenario)
+
+
 def test_models_on_demand_come_back_with_another_engine_when_they_are_wanted() -> None:
     async def scenario(house: House) -> None:
         assert await house.read("a", 5, limit=20) == [5] * 20

@@ -403,6 +403,10 @@ class Dispatcher:
             if refusal is not None:
                 task.fail(refusal)
                 task.withdraw()
+        for model in self._arrivals.models():
+            refusal = self.models_served.refusal_of(self.models_served.by_name[model])
+            if refusal is not None:
+                self._arrivals.refuse(model, refusal)
 
     def _submit(self, task: OpenTask, submit: Submit) -> None:
         self._open[task.request_id] = task
