@@ -40,7 +40,7 @@ def need_of(model: ModelDescription, strategy: Strategy) -> Need:
     sums = ledger(
         model,
         available_bytes=0,
-        context=strategy.context_length or (model.encoder.max_tokens if model.encoder else 1),
+        context=_positions(strategy, model),
         slots=max(1, strategy.max_batch),
         prefill_chunk=strategy.prefill_chunk,
     )
@@ -69,7 +69,7 @@ def fit_to_memory(
     sums = ledger(
         model,
         available_bytes=max(0, available_bytes),
-        context=strategy.context_length,
+        context=_positions(strategy, model),
         slots=strategy.max_batch,
         prefill_chunk=strategy.prefill_chunk,
     )
@@ -88,6 +88,11 @@ def fit_to_memory(
         hint=f"What would fit: {'; '.join(sums.advice)}. See 'magnitude budget {model.name}'",
         param=model.name,
     )
+
+
+def _positions(strategy: Strategy, model: ModelDescription) -> int:
+    """Of a slot, or for an encoder of its longest text."""
+    return strategy.context_length or (model.encoder.max_tokens if model.encoder else 1)
 
 
 def _within_pool(strategy: Strategy, model: ModelDescription, pool_bytes: int | None) -> Strategy:
