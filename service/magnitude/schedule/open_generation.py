@@ -68,6 +68,7 @@ class OpenGeneration(OpenTask):
         self.emitted: list[int] = []
         self.placement: Placement | None = None
         self.pausing = False  # the engine was asked to let go of it, and it will go on
+        self.paused = False  # the engine has let go of it
         self.restoring = False  # a saved copy is being read into its slot
         self.spent = Spent()
         self._prefill_chunk = prefill_chunk

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import mmap
 from collections.abc import Sequence
+from typing import Literal
 
 from magnitude.engine.kv_layout import KvLayout
 from magnitude.engine.protocol import TensorInfo
@@ -14,6 +15,9 @@ from magnitude.policy.strategy import Strategy
 from magnitude.schedule.kv_memory import KvMemory
 from magnitude.schedule.scope import Scope
 from magnitude.schedule.slot_table import SlotTable
+
+# When a model is in memory: always; from the start on, unless another one needs the room; or while it is asked for.
+Stay = Literal["pinned", "at_start", "on_demand"]
 
 
 class ModelPlan:
@@ -33,11 +37,13 @@ class ModelPlan:
         draft: ModelDescription | None = None,
         adapters: Sequence[AdapterDescription] = (),
         share_prefixes: bool = False,
+        stay: Stay = "pinned",
     ) -> None:
         self.description = description
         self.strategy = strategy
         self.draft = draft
         self.adapters = tuple(adapters)
+        self.stay: Stay = stay
         self.graph_file = description.graph_file
         self.failure: MagnitudeError | None = None
         self.degraded = ""

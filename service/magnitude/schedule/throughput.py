@@ -8,7 +8,7 @@ from pathlib import Path
 
 import msgspec
 
-from magnitude.engine.protocol import Measure, Measured
+from magnitude.engine.protocol import Failed, Measure, Measured
 from magnitude.persist import StateFile
 from magnitude.policy.knee import knee
 from magnitude.schedule.fresh_engine import FreshEngine
@@ -43,8 +43,8 @@ class Throughput:
     async def measure(
         self, plan: ModelPlan, engine: FreshEngine, *, ort_version: str, cpu_features: tuple[str, ...]
     ) -> None:
-        """Set the plan's `compute_slots` to the knee of its throughput. A model that cannot be measured keeps its
-        largest batch."""
+        """Set the plan's `compute_slots` to the knee of its throughput. A model that cannot be measured, or not
+        now, keeps its largest batch."""
         if plan.kv is None or plan.strategy.max_batch < 2:
             return
         key = _key(plan, ort_version, cpu_features)
@@ -59,6 +59,8 @@ class Throughput:
                 past_tokens=min(128, plan.strategy.context_length - 1),
             )
             answer = await engine.ask(message, request_id)
+            if isinstance(answer, Failed) and answer.code == "engine_busy":
+                return  # loaded while others run: measured when it is loaded the next time
             if not isinstance(answer, Measured):
                 log.warning(
                     "throughput not measured",
