@@ -18,7 +18,7 @@ import msgspec
 from bench.service_process import ServiceFailed
 
 PATH = "/v1/completions"
-TIMEOUT_S = 300.0
+TIMEOUT_S = 900.0
 
 # When bytes came (monotonic), and which.
 Reads = list[tuple[float, bytes]]
