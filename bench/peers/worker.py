@@ -3,6 +3,7 @@
     {"do": "start"}                        -> {"pid": ..., "facts": {...}}     libraries are in, no model yet
     {"do": "load", ...}                    -> {"load_s": ..., "facts": {...}}
     {"do": "generate", "ids": [...], "steps": n} -> {"prefill_s", "ttft_s", "decode_s"}
+    {"do": "batch", "prompts": [[...], ...], "steps": n} -> the same, of contenders that run several rows at once
     {"do": "stop"}                         -> {}
 
 An answer to a request that failed is `{"error": "..."}`. Native libraries print to descriptor 1 as they like, so
@@ -15,7 +16,7 @@ import json
 import os
 import sys
 import traceback
-from typing import Any, Protocol, TypedDict
+from typing import Any, Protocol, TypedDict, runtime_checkable
 
 
 class Times(TypedDict):
@@ -44,6 +45,14 @@ class Contender(Protocol):
 
     def stop(self) -> None:
         """Let go of everything."""
+
+
+@runtime_checkable
+class BatchContender(Contender, Protocol):
+    """A contender that also runs several prompts side by side."""
+
+    def batch(self, prompts: list[list[int]], steps: int) -> Times:
+        """Like `generate`, with a row for each prompt and `steps` steps of all rows together."""
 
 
 def greedy(logits: Any) -> int:
@@ -77,6 +86,10 @@ def _answer(contender: Contender, request: dict[str, Any]) -> dict[str, Any]:
             return {"facts": contender.load(request["source"], request["threads"], request["context"])}
         case "generate":
             return dict(contender.generate(request["ids"], request["steps"]))
+        case "batch":
+            if not isinstance(contender, BatchContender):
+                raise TypeError("this contender runs one prompt at a time")
+            return dict(contender.batch(request["prompts"], request["steps"]))
         case "stop":
             contender.stop()
             return {}

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-import statistics
+import math
 from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -216,7 +216,7 @@ class LoadedModel:
         return SlidingWindow(kv, request.slot, state, decoder.shape.rope_frequencies, clock)
 
     def measure(self, request: Measure, clock: Callable[[], float]) -> tuple[float, ...]:
-        """Median time of a decode step for each number of rows. What the slot held is lost."""
+        """Shortest time of a decode step for each number of rows. What the slot held is lost."""
         decoder, kv = self._decoder_parts()
         if not 0 <= request.slot < kv.layout.slots or max(request.rows, default=0) > decoder.prefill_row:
             raise RequestError("there is no such slot, or there are fewer rows than are to be measured", param="rows")
@@ -225,18 +225,18 @@ class LoadedModel:
         kv.open_slot(request.slot, self.description.model_hash).begin([])
         for row in range(max(request.rows, default=0)):
             decoder.show(row, request.slot)
-        return tuple(self._median_step_s(decoder, request, rows, clock) for rows in request.rows)
-
-    @staticmethod
-    def _median_step_s(decoder: Decoder, request: Measure, rows: int, clock: Callable[[], float]) -> float:
-        times = []
+        # What else runs on the machine only ever makes a step longer, and comes in bursts: sizes take turns, and the
+        # shortest step of each counts. Medians of one size after the other called two rows faster than four on a busy
+        # machine (85 and 30 tokens a second), where four are half as fast again.
+        shortest_s = dict.fromkeys(request.rows, math.inf)
         for _ in range(request.steps):
-            started_s = clock()
-            # All rows write the same numbers to the same place, and unused positions are zero: neither changes how
-            # long a step takes.
-            decoder.step([0] * rows, [request.past_tokens] * rows)
-            times.append(clock() - started_s)
-        return statistics.median(times)
+            for rows in request.rows:
+                started_s = clock()
+                # All rows write the same numbers to the same place, and unused positions are zero: neither changes
+                # how long a step takes.
+                decoder.step([0] * rows, [request.past_tokens] * rows)
+                shortest_s[rows] = min(shortest_s[rows], clock() - started_s)
+        return tuple(shortest_s[rows] for rows in request.rows)
 
     def _decoder_parts(self) -> tuple[Decoder, KvMemory]:
         if self._decoder is None or self._kv is None:

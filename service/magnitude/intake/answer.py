@@ -226,8 +226,9 @@ class AnswerReader:
             self._first_token_s = now_s
             self._metrics.time_to_first_token_s.labels(self._model).observe(now_s - self._started_s)
         else:
+            between = self._metrics.inter_token_s.labels(self._model)
             for _ in range(tokens):
-                self._metrics.inter_token_s.labels(self._model).observe((now_s - self._last_token_s) / tokens)
+                between.observe((now_s - self._last_token_s) / tokens)
         self._last_token_s = now_s
 
     def _count(self) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Callable, Iterable
 from typing import Any
 
@@ -18,6 +19,9 @@ from magnitude.intake.errors import error_body, internal_error
 HEADERS_WAIT_S = 1.0
 # Proxies cut silent connections after 30 to 60 s; a long prefill on a small board can take that long.
 KEEP_ALIVE_S = 10.0
+# Pieces after which others get their turn: when many wait to be sent, neither the next piece nor a client that is
+# gone makes a stream pause by itself.
+_BREATHER = 16
 
 _DONE = b"data: [DONE]\n\n"
 _LAST: Message = {"type": "http.response.body", "body": b"", "more_body": False}
@@ -46,6 +50,7 @@ class AnswerStream:
         self._opening = opening
         self._chunks = chunks
         self._headers = headers
+        self._sent_s = 0.0  # by the loop's clock
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         try:
@@ -81,16 +86,34 @@ class AnswerStream:
         await send(_LAST)
 
     async def _pump(self, send: Send) -> None:
+        alive = asyncio.ensure_future(self._keep_alive(send))
+        sent = 0
+        try:
+            while (piece := await self._reader.next()).end is None:
+                await self._send_chunks(send, piece)
+                if (sent := sent + 1) % _BREATHER == 0:
+                    await asyncio.sleep(0)
+        finally:
+            alive.cancel()
+        await self._send_chunks(send, piece)
+        await send(_body(_DONE))
+
+    async def _send_chunks(self, send: Send, piece: AnswerPiece) -> None:
+        # What became known together is sent together: one write, not one a chunk.
+        if data := _events(self._chunks(piece)):
+            self._sent_s = asyncio.get_running_loop().time()
+            await send(_body(data))
+
+    async def _keep_alive(self, send: Send) -> None:
+        """Comments into every long silence. A task of its own: waiting for each token with a limit takes a task and
+        a timer a token, and two more rounds of the event loop."""
+        loop = asyncio.get_running_loop()
+        self._sent_s = loop.time()
         while True:
-            while not await self._reader.ready(KEEP_ALIVE_S):
+            await asyncio.sleep(self._sent_s + KEEP_ALIVE_S - loop.time())
+            if loop.time() >= self._sent_s + KEEP_ALIVE_S:
+                self._sent_s = loop.time()
                 await send(_body(_COMMENT))
-            piece = await self._reader.next()
-            # What became known together is sent together: one write, not one a chunk.
-            if data := _events(self._chunks(piece)):
-                await send(_body(data))
-            if piece.end is not None:
-                await send(_body(_DONE))
-                return
 
 
 def _events(chunks: Iterable[Chunk]) -> bytes:

@@ -12,10 +12,10 @@ WORTHWHILE = 0.9
 
 
 def knee(step_s_by_rows: Mapping[int, float]) -> int:
-    """Rows at the knee of rows / step time, from the median time of a decode step by its number of rows.
+    """Rows at the knee of rows / step time, from the time of a decode step by its number of rows.
 
     A step with more rows cannot really be faster, so measurements that say so are noise and are averaged first
-    (isotonic regression, by pooling adjacent violators): one lucky median does not decide. Entries that cannot be
+    (isotonic regression, by pooling adjacent violators): one lucky step does not decide. Entries that cannot be
     measurements (no rows, a time that is not positive and finite) are left out; with nothing left it is 1, which
     needs no measurement to be right.
     """
