@@ -16,7 +16,7 @@ from rich.table import Table
 from bench.compare import OURS, Comparison, compare
 from bench.contender import PROJECT, ContenderPlan
 from bench.machine import read_machine
-from bench.report import print_comparison, print_machine
+from bench.report import print_comparison, print_machine, ratio_text
 
 app = typer.Typer(help=__doc__, no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False)
 console = Console(highlight=False)
@@ -323,6 +323,46 @@ def adapters(
     sizes = ", ".join(f"rank {rank} {adapter.size_bytes / 1e6:.1f} MB" for rank, adapter in made.items())
     console.print(f"adapters on disk: {sizes}")
     write_json(json, costs=costs, held=held)
+
+
+@app.command()
+def dialogue(
+    rounds: Annotated[int, typer.Option(min=1, help="Dialogues.")] = 5,
+    json: Json = None,
+) -> None:
+    """An agent's dialogue: time to the first token by turn, cached beside cold, and after a restart."""
+    from bench.dialogue import measure_dialogue
+    from bench.service_process import running_service
+
+    print_machine(console, read_machine())
+    with running_service(models_folder()) as service, console.status("") as status:
+        result = measure_dialogue(service, rounds, status.update)
+    table = Table("turn", "prompt tokens", "computed", "new and last answer", "TTFT, ms", "cold", "ratio", "goal")
+    for turn in (*result.turns, result.restored):
+        table.add_row(
+            turn.turn,
+            f"{turn.prompt_tokens.median:.0f}",
+            f"{turn.recomputed_tokens.median:.0f} (at most {turn.recomputed_tokens.high:.0f})",
+            f"{turn.allowed_tokens.median:.0f}",
+            f"{turn.warm_ttft_s.median * 1000:.0f}",
+            f"{turn.cold_ttft_s.median * 1000:.0f}",
+            ratio_text(turn.ratio, digits=3),
+            f"{turn.goal}" if turn.goal is not None else "",
+        )
+    console.print(table)
+    console.print(
+        f"restart: {result.restart_s:.1f} s from SIGTERM to ready, {result.saved} of {rounds} conversations on disk"
+    )
+    write_json(json, dialogue=result)
+    _leave_if(result.missed)
+
+
+def _leave_if(missed: list[str]) -> None:
+    """Say what was not reached, and leave with 1 when that is anything."""
+    for line in missed:
+        console.print(f"[yellow]missed: {line}[/yellow]", soft_wrap=True)
+    if missed:
+        raise typer.Exit(1)
 
 
 def contender_plans(gguf: Path | None) -> list[ContenderPlan]:

@@ -1,0 +1,264 @@
+"""An agent's dialogue turn by turn: the time to the first token with what is cached of it, beside the same prompt
+computed from its first token, and after a restart of the service.
+
+Every turn is asked twice, one right after the other and in alternating order: as the dialogue's next turn, and *cold*,
+with `X-Magnitude-Keep: no`, which neither uses nor leaves anything in the cache. A dialogue's first turn is cold by
+itself: its system prompt begins with a number of its own.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import msgspec
+
+from bench.chat import COLD, Reply, chat
+from bench.service_process import ServiceProcess
+from bench.spread import Spread, paired_ratio
+
+TURNS = 6
+MAX_TOKENS = 60
+# What the time to the first token is to be at most, as a multiple of the cold one.
+WARM_GOAL = 0.15
+RESTORED_GOAL = 0.25
+
+# About 800 tokens. What an agent on a board is told before anything else.
+SYSTEM = """Dialogue {number}. You are the maintenance assistant of a small weather station. The station stands on a \
+roof, is powered by a solar panel and a battery, and sends its readings every ten minutes over a radio link to a board \
+in the house. You help the person who looks after it. You can read sensors, search the notes, read files and make \
+entries in the calendar; nothing else is possible, and you never claim to have done anything that no tool reported.
+
+How you work. Look at what is known before you ask. When a question is about a present value, read the sensor; do not \
+guess from earlier readings, because the weather changes quickly on the roof. When a question is about what was done \
+before, search the notes first and read the file only if the note is not enough. Use one tool at a time, and wait for \
+its result. When a tool fails, say so in plain words and propose what to do next. When nothing is left to do, answer \
+with one or two short sentences. Give numbers with their units. Never write lists longer than three entries.
+
+The sensors. The thermometer is called temperature and gives degrees Celsius; it reads two degrees too high when the \
+sun stands on the housing, which happens between noon and three in summer. The hygrometer is called humidity and gives \
+per cent; above ninety-five it is not reliable. The barometer is called pressure and gives hectopascals, already \
+reduced to sea level. The anemometer is called wind and gives metres per second; after frost it may stand still though \
+the wind blows, and then the vane on the neighbour's roof helps. The rain gauge is called rain and gives millimetres \
+since midnight; leaves block it in autumn, so that a dry reading on a wet day means that it has to be cleaned. The \
+battery is called battery and gives volts; below eleven and a half volts the radio is switched off at night, and below \
+eleven volts everything is.
+
+The files. The log of each month lies in logs, named after the year and the month. The plan of the wiring is \
+wiring.txt. What was repaired, when and with which parts, stands in repairs.txt, newest first. The list of spare parts \
+is parts.txt; whoever takes a part out of the box strikes it off there. The rules for work on the roof are in \
+safety.txt, and they say that nobody goes up in wind above eight metres per second, in rain, or alone. Remind the \
+person of that rule whenever a repair on the roof comes up, once, and not again in the same conversation.
+
+The calendar. Entries have a day, a time and a title. Work on the roof is only entered for daylight hours, and never \
+on a Sunday, since the neighbours want their rest. Before you make an entry, say what you are going to enter. The \
+yearly inspection is in April; the battery is changed every four years, last in the spring of the year before last. \
+The housing is cleaned twice a year, in May and in October, and the rain gauge every month from September to December.
+
+How you speak. You are friendly and brief. You do not apologise more than once. You do not explain what a sensor is \
+unless you are asked. When you are not sure, you say how sure you are. The person is called Robin, works in shifts, \
+and prefers to be told the most urgent thing first. If the battery is low, that is always the most urgent thing."""
+
+
+def _tool(name: str, description: str, **parameters: str) -> dict[str, Any]:
+    properties = {key: {"type": "string", "maxLength": 40, "description": said} for key, said in parameters.items()}
+    schema = {
+        "type": "object",
+        "properties": properties,
+        "required": list(properties),
+        "additionalProperties": False,
+    }
+    return {"type": "function", "function": {"name": name, "description": description, "parameters": schema}}
+
+
+TOOLS = (
+    _tool("read_sensor", "The present value of a sensor.", sensor="name of the sensor"),
+    _tool("search_notes", "Notes that contain the words.", words="words to look for"),
+    _tool("read_file", "The text of a file.", path="path of the file"),
+    _tool("add_entry", "Enter something in the calendar.", day="day", time="time", title="what for"),
+)
+QUESTIONS = (
+    "Good morning. It rained all night, but the display says no rain since midnight. Can you look into it?",
+    "I see. And how is the battery doing after two dark days?",
+    "Was the rain gauge cleaned this autumn? Look into the notes, please.",
+    "Then I will clean it on Tuesday at ten. Please enter that.",
+    "Do we still have a spare funnel for it in the box?",
+    "Thank you. Is there anything about the wind that I should know before I go up?",
+    "One last thing: tell me in one sentence what is to be done this week.",
+)
+RESULTS = (
+    '{"sensor": "rain", "value": 0.0, "unit": "mm", "measured": "07:50", "quality": "good"}',
+    '{"sensor": "battery", "value": 11.9, "unit": "V", "measured": "07:50", "quality": "good"}',
+    '{"notes": [{"date": "3 September", "text": "Gauge cleaned, many leaves."}]}',
+    '{"entry": "Tuesday 10:00, clean the rain gauge", "saved": true}',
+    '{"path": "parts.txt", "text": "2 funnels, 1 vane, 3 fuses, 1 connector"}',
+    '{"sensor": "wind", "value": 3.4, "unit": "m/s", "measured": "08:00", "quality": "good"}',
+    '{"notes": []}',
+)
+
+
+class TurnPair(msgspec.Struct, frozen=True, kw_only=True):
+    """One turn, and the same prompt cold. `allowed_tokens`: new tokens of the prompt and the last answer, which is
+    all that may be computed; 0 for a first turn, where all is new."""
+
+    turn: int
+    round: int
+    warm: Reply
+    cold: Reply
+    allowed_tokens: int
+
+    @property
+    def recomputed_too_much(self) -> int:
+        return max(0, self.warm.recomputed_tokens - self.allowed_tokens) if self.allowed_tokens else 0
+
+
+class TurnResult(msgspec.Struct, frozen=True, kw_only=True):
+    """One turn over all rounds. `recomputed_too_much`: in how many rounds more was computed than the new tokens and
+    the last answer; `calls`: in how many the answer was a tool call."""
+
+    turn: str
+    prompt_tokens: Spread
+    recomputed_tokens: Spread
+    allowed_tokens: Spread
+    warm_ttft_s: Spread
+    cold_ttft_s: Spread
+    ratio: Spread
+    goal: float | None
+    recomputed_too_much: int
+    calls: int
+
+
+class DialogueResult(msgspec.Struct, frozen=True, kw_only=True):
+    """`turns` of the dialogue, and the `restored` one: the next turn after a restart. `restart_s`: from SIGTERM until
+    the service was ready again; `saved`: conversations that were on disk then."""
+
+    rounds: int
+    turns: list[TurnResult]
+    restored: TurnResult
+    restart_s: float
+    saved: int
+    pairs: list[TurnPair]
+
+    @property
+    def missed(self) -> list[str]:
+        """What was not reached, in words."""
+        found = []
+        for turn in (*self.turns, self.restored):
+            if turn.goal is not None and turn.ratio.median > turn.goal:
+                found.append(f"turn {turn.turn}: {turn.ratio.median:.3f} x cold, goal {turn.goal}")
+            if turn.recomputed_too_much:
+                found.append(
+                    f"turn {turn.turn}: more than new tokens and last answer {turn.recomputed_too_much} times"
+                )
+        return found
+
+
+class Dialogue:
+    """One conversation as a client holds it."""
+
+    def __init__(self, number: int) -> None:
+        self.number = number
+        self.messages: list[dict[str, Any]] = [{"role": "system", "content": SYSTEM.format(number=number)}]
+        self.turn = 0
+        self.last: Reply | None = None
+
+    def body(self) -> dict[str, Any]:
+        """The next turn's request. The client's part of it has been added by `ask_more`."""
+        return {
+            "model": "default",
+            "messages": self.messages,
+            "tools": list(TOOLS),
+            # Every other turn calls a tool, whatever the model would rather do; between them it chooses.
+            "tool_choice": "required" if self.turn % 2 else "auto",
+            "parallel_tool_calls": False,
+            "temperature": 0,
+            "max_tokens": MAX_TOKENS,
+        }
+
+    def ask_more(self) -> None:
+        """Begin the next turn: results for what the last answer called, or the next question."""
+        calls = self.last.message.get("tool_calls", []) if self.last else []
+        for call in calls:
+            self.messages.append({"role": "tool", "tool_call_id": call["id"], "content": RESULTS[self.turn - 1]})
+        if not calls:
+            self.messages.append({"role": "user", "content": QUESTIONS[self.turn]})
+        self.turn += 1
+
+    def answered(self, reply: Reply) -> None:
+        self.messages.append(reply.message)
+        self.last = reply
+
+
+def measure_dialogue(
+    service: ServiceProcess, rounds: int, progress: Callable[[str], None] = lambda _: None
+) -> DialogueResult:
+    """Hold `rounds` dialogues, restart the service, and continue each. Raises `ServiceFailed`."""
+    _warm_up(service)
+    dialogues = [Dialogue(number) for number in range(1, rounds + 1)]
+    pairs: list[TurnPair] = []
+    for dialogue in dialogues:
+        for _ in range(TURNS):
+            progress(f"round {dialogue.number}, turn {dialogue.turn + 1}")
+            pairs.append(_turn(service, dialogue))
+    progress("restart")
+    restart_s = service.restart()
+    saved = sum(model.kv.saved_copies for model in service.state().schedule.models.values())
+    _warm_up(service)
+    restored = []
+    for dialogue in dialogues:
+        progress(f"round {dialogue.number}, after the restart")
+        restored.append(_turn(service, dialogue))
+    return DialogueResult(
+        rounds=rounds,
+        turns=[
+            turn_result(str(turn), [pair for pair in pairs if pair.turn == turn], WARM_GOAL if turn > 1 else None)
+            for turn in range(1, TURNS + 1)
+        ],
+        restored=turn_result(f"{TURNS + 1}, restored", restored, RESTORED_GOAL),
+        restart_s=restart_s,
+        saved=saved,
+        pairs=[*pairs, *restored],
+    )
+
+
+def _turn(service: ServiceProcess, dialogue: Dialogue) -> TurnPair:
+    last = dialogue.last
+    dialogue.ask_more()
+    body = dialogue.body()
+    cold_body = {**body, "max_tokens": 1}
+    if (dialogue.number + dialogue.turn) % 2:
+        cold = _ask(service, cold_body, COLD)
+        warm = _ask(service, body)
+    else:
+        warm = _ask(service, body)
+        cold = _ask(service, cold_body, COLD)
+    dialogue.answered(warm)
+    allowed = warm.prompt_tokens - last.prompt_tokens if last else 0
+    return TurnPair(turn=dialogue.turn, round=dialogue.number, warm=warm, cold=cold, allowed_tokens=allowed)
+
+
+def _ask(service: ServiceProcess, body: Mapping[str, Any], headers: Mapping[str, str] | None = None) -> Reply:
+    return chat(service.port, body, headers)
+
+
+def _warm_up(service: ServiceProcess) -> None:
+    """The first requests pay for packing, paging in and the tokenizer; no measurement is about that."""
+    body = {"model": "default", "messages": [{"role": "user", "content": "Hello"}], "max_tokens": 8}
+    for _ in range(2):
+        _ask(service, body, COLD)
+
+
+def turn_result(turn: str, pairs: list[TurnPair], goal: float | None) -> TurnResult:
+    """The rounds of one turn, in figures. Raises `ValueError` without rounds."""
+    return TurnResult(
+        turn=turn,
+        prompt_tokens=Spread.of([pair.warm.prompt_tokens for pair in pairs]),
+        recomputed_tokens=Spread.of([pair.warm.recomputed_tokens for pair in pairs]),
+        allowed_tokens=Spread.of([pair.allowed_tokens or pair.warm.prompt_tokens for pair in pairs]),
+        warm_ttft_s=Spread.of([pair.warm.ttft_s for pair in pairs]),
+        cold_ttft_s=Spread.of([pair.cold.ttft_s for pair in pairs]),
+        ratio=paired_ratio([pair.warm.ttft_s for pair in pairs], [pair.cold.ttft_s for pair in pairs]),
+        goal=goal,
+        recomputed_too_much=sum(bool(pair.recomputed_too_much) for pair in pairs),
+        calls=sum(bool(pair.warm.message.get("tool_calls")) for pair in pairs),
+    )
