@@ -19,9 +19,9 @@ import httpx
 import msgspec
 import psutil
 import yaml
-from magnitude.schedule.inference import ServiceState
 
 from bench.contender import PROJECT
+from magnitude.schedule.inference import ServiceState
 
 # Loading two small models takes seconds; a board with a slow card gets the rest.
 READY_TIMEOUT_S = 180.0

@@ -4,7 +4,8 @@ import json
 from typing import Any
 
 from bench.chat import Reply, read_reply
-from bench.dialogue import QUESTIONS, RESULTS, TURNS, WARM_GOAL, Dialogue, TurnPair, turn_result
+from bench.dialogue import TURNS, WARM_GOAL, Dialogue, TurnPair, turn_result
+from bench.dialogue_script import QUESTIONS, RESULTS
 
 CALL = {"id": "call_1", "type": "function", "function": {"name": "read_sensor", "arguments": '{"sensor": "rain"}'}}
 
