@@ -10,43 +10,18 @@ from typing import Annotated, Any
 
 import msgspec
 import typer
-from rich.console import Console
 from rich.table import Table
 
+from bench import agent_verbs
+from bench.command import CHAT_MODEL, Json, console, home, models_folder, write_json
 from bench.compare import OURS, Comparison, compare
 from bench.contender import PROJECT, ContenderPlan
 from bench.machine import read_machine
-from bench.report import print_comparison, print_machine, ratio_text
+from bench.report import print_comparison, print_machine
 
 app = typer.Typer(help=__doc__, no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False)
-console = Console(highlight=False)
-
-CHAT_MODEL = "smollm2-135m-instruct"
 EMBEDDER = "all-minilm-l6-v2"
 MALFORMED_SEED = 1
-
-Json = Annotated[Path | None, typer.Option("--json", help="Write all figures to this file.")]
-
-
-def home() -> Path:
-    return Path(os.environ.get("MAGNITUDE_HOME") or PROJECT / ".magnitude")
-
-
-def models_folder() -> Path:
-    """The imported models. Leaves with a message when they are not there."""
-    folder = home() / "models"
-    if not (folder / CHAT_MODEL / "manifest.json").is_file():
-        console.print(f"[red]{CHAT_MODEL} is not in {folder}.[/red] Run scripts/run --no-serve first.")
-        raise typer.Exit(1)
-    return folder
-
-
-def write_json(target: Path | None, **results: Any) -> None:
-    """Write `results` with the machine they were taken on."""
-    if target is not None:
-        data = msgspec.json.encode({"machine": read_machine(), **results})
-        target.write_bytes(msgspec.json.format(data, indent=2) + b"\n")
-        console.print(f"written: {target}")
 
 
 @app.command()
@@ -325,46 +300,6 @@ def adapters(
     write_json(json, costs=costs, held=held)
 
 
-@app.command()
-def dialogue(
-    rounds: Annotated[int, typer.Option(min=1, help="Dialogues.")] = 5,
-    json: Json = None,
-) -> None:
-    """An agent's dialogue: time to the first token by turn, cached beside cold, and after a restart."""
-    from bench.dialogue import measure_dialogue
-    from bench.service_process import running_service
-
-    print_machine(console, read_machine())
-    with running_service(models_folder()) as service, console.status("") as status:
-        result = measure_dialogue(service, rounds, status.update)
-    table = Table("turn", "prompt tokens", "computed", "new and last answer", "TTFT, ms", "cold", "ratio", "goal")
-    for turn in (*result.turns, result.restored):
-        table.add_row(
-            turn.turn,
-            f"{turn.prompt_tokens.median:.0f}",
-            f"{turn.recomputed_tokens.median:.0f} (at most {turn.recomputed_tokens.high:.0f})",
-            f"{turn.allowed_tokens.median:.0f}",
-            f"{turn.warm_ttft_s.median * 1000:.0f}",
-            f"{turn.cold_ttft_s.median * 1000:.0f}",
-            ratio_text(turn.ratio, digits=3),
-            f"{turn.goal}" if turn.goal is not None else "",
-        )
-    console.print(table)
-    console.print(
-        f"restart: {result.restart_s:.1f} s from SIGTERM to ready, {result.saved} of {rounds} conversations on disk"
-    )
-    write_json(json, dialogue=result)
-    _leave_if(result.missed)
-
-
-def _leave_if(missed: list[str]) -> None:
-    """Say what was not reached, and leave with 1 when that is anything."""
-    for line in missed:
-        console.print(f"[yellow]missed: {line}[/yellow]", soft_wrap=True)
-    if missed:
-        raise typer.Exit(1)
-
-
 def contender_plans(gguf: Path | None) -> list[ContenderPlan]:
     """Every contender on its files. The Q4_0 file is made on the way, once."""
     folder = str(models_folder() / CHAT_MODEL)
@@ -398,6 +333,8 @@ def _plot(comparison: Comparison, target: Path) -> None:
     plot_ratios(comparison, target)
     console.print(f"written: {target}")
 
+
+agent_verbs.register(app)
 
 if __name__ == "__main__":
     app()
