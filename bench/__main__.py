@@ -20,8 +20,25 @@ from bench.machine import read_machine
 from bench.report import print_comparison, print_machine
 
 app = typer.Typer(help=__doc__, no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False)
+
 EMBEDDER = "all-minilm-l6-v2"
 MALFORMED_SEED = 1
+
+
+def golden_ids(folder: Path) -> Any:
+    """The golden texts as a model's ids, or None where it has no tokenizer."""
+    from importlib.resources import files
+
+    import numpy as np
+    from tokenizers import Tokenizer
+
+    path = folder / "tokenizer.json"
+    if not path.exists():
+        return None
+    tokenizer = Tokenizer.from_file(str(path))
+    texts = sorted(files("magnitude.models.importing.golden_texts").iterdir(), key=lambda entry: entry.name)
+    found = [tokenizer.encode(text.read_text()).ids for text in texts if text.name.endswith(".txt")]
+    return np.concatenate([np.asarray(ids, np.int64) for ids in found])
 
 
 @app.command()
@@ -74,6 +91,37 @@ def profile(
         table.add_row("outside operators", "", f"{result.outside_ms:.3f}", f"{result.outside_ms / result.run_ms:.1%}")
         console.print(table)
     write_json(json, profiles=profiles)
+
+
+@app.command()
+def equality(
+    model: Annotated[list[Path] | None, typer.Option(help="Model folders; unset: the embedded chat model.")] = None,
+    fallback: Annotated[bool, typer.Option(help="Also the graph with float activations. Slow.")] = False,
+    json: Json = None,
+) -> None:
+    """Whether logits are equal to the bit by batch, chunk, verification width and replay."""
+    from bench.equality import measure
+    from magnitude.models.catalogue import open_folder
+
+    machine = read_machine()
+    print_machine(console, machine)
+    reports = []
+    for folder in model or [models_folder() / CHAT_MODEL]:
+        graphs = [None, open_folder(folder).fallback_graph_file] if fallback else [None]
+        for graph in dict.fromkeys(graphs):
+            with console.status("") as status:
+                report = measure(
+                    folder, threads=machine.threads, graph_file=graph, ids=golden_ids(folder), progress=status.update
+                )
+            table = Table("compared", "size", "rows", "equal to the bit", "largest difference of a logit")
+            for row in report.results:
+                equal = "yes" if row.equal else "no"
+                difference = f"{row.largest_difference:.3g}" if row.largest_difference else "0"
+                table.add_row(row.what, str(row.size), str(row.compared), equal, difference)
+            console.print(f"[bold]{report.model}[/bold], {report.graph_file}, KV {report.kv_type}: {report.plan}")
+            console.print(table)
+            reports.append(report)
+    write_json(json, equality=reports)
 
 
 @app.command()
@@ -196,6 +244,19 @@ def encoders(
             f"{way.trimmed_bytes / 1e6:.0f}",
         )
     console.print(table)
+    for speed in figures.speeds:
+        ratio = speed.ratio
+        console.print(f"{speed.mode}: {ratio.median:.2f} ({ratio.low:.2f}-{ratio.high:.2f}) of the first way's time")
+    console.print(
+        f"a run costs {figures.cost.fixed_ms:.2f} ms of processor time and {figures.cost.token_ms:.3f} ms a token: "
+        f"as much as {figures.cost.fixed_tokens:.1f} tokens before its first"
+    )
+    back, pool = figures.way_back, figures.way_back.pool
+    console.print(
+        f"engine after 20 short texts {back.before_bytes / 1e6:.0f} MB, after the 32 longest in one request "
+        f"{back.large_bytes / 1e6:.0f} MB, after 20 short ones {back.after_bytes / 1e6:.0f} MB; held for runs: peak "
+        f"{pool.peak_bytes / 1e6:.1f}, mean {pool.mean_bytes / 1e6:.1f}, peak to mean {pool.peak_to_mean:.1f}"
+    )
     for row in figures.padding:
         console.print(
             f"{row.texts} texts, at most {row.max_padding:.0%} padding between buckets: {row.runs:.1f} runs, "
@@ -206,7 +267,9 @@ def encoders(
             f"{load.name}: {load.gathered_rate:.0f} requests/s gathered ({load.rows:.1f} texts a message), "
             f"{load.plain_rate:.0f} one by one, ratio {load.ratio.median:.2f} "
             f"({load.ratio.low:.2f}-{load.ratio.high:.2f}); "
-            f"p95 {load.gathered_p95_ms:.0f} and {load.plain_p95_ms:.0f} ms"
+            f"p95 {load.gathered_p95_ms:.0f} and {load.plain_p95_ms:.0f} ms; processor time a request "
+            f"{load.gathered_cpu_ms:.1f} and {load.plain_cpu_ms:.1f} ms, ratio {load.cpu_ratio.median:.2f} "
+            f"({load.cpu_ratio.low:.2f}-{load.cpu_ratio.high:.2f})"
         )
     write_json(json, encoders=figures)
 

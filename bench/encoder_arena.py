@@ -62,10 +62,10 @@ def main() -> None:
     loaded, _ = _memory()
     steps = []
     for rows, tokens in SHAPES:
-        feed = _feed(rows, tokens)
+        inputs = feed(rows, tokens)
         Path("/proc/self/clear_refs").write_text("5")  # the highest is counted anew (proc(5))
         shrink = shrink_above is not None and rows * tokens > shrink_above
-        session.run(None, feed, shrinking if shrink else None)
+        session.run(None, inputs, shrinking if shrink else None)
         left, peak = _memory()
         steps.append(Step(rows=rows, tokens=tokens, peak_bytes=peak - loaded, left_bytes=left - loaded))
     trim_heap()
@@ -73,7 +73,7 @@ def main() -> None:
     sys.stdout.write(msgspec.json.encode(result).decode() + "\n")
 
 
-def _feed(rows: int, tokens: int) -> dict[str, Any]:
+def feed(rows: int, tokens: int) -> dict[str, Any]:
     ids = np.full((rows, tokens), 1000, np.int64)
     return {"input_ids": ids, "attention_mask": np.ones_like(ids), "token_type_ids": np.zeros_like(ids)}
 

@@ -26,10 +26,13 @@ from magnitude.engine.protocol import (
     PROTOCOL_VERSION,
     Embed,
     Failed,
+    GetStats,
     Hello,
     Loaded,
     LoadModel,
     Message,
+    PoolUse,
+    Stats,
     ToService,
     Vectors,
 )
@@ -65,8 +68,19 @@ class Load(msgspec.Struct, frozen=True, kw_only=True):
     cpu_ratio: Spread  # plain / gathered
 
 
-async def measure_loads(model: ModelDescription, texts: list[list[int]], *, rounds: int, threads: int) -> list[Load]:
-    """The encoder under several kinds of traffic, each in `rounds` rounds."""
+class WayBack(msgspec.Struct, frozen=True, kw_only=True):
+    """RSS of the engine around one large request: after small ones, after it, and after small ones again."""
+
+    before_bytes: int
+    large_bytes: int
+    after_bytes: int
+    pool: PoolUse
+
+
+async def measure_loads(
+    model: ModelDescription, texts: list[list[int]], *, rounds: int, threads: int
+) -> tuple[list[Load], WayBack]:
+    """The encoder under several kinds of traffic, each in `rounds` rounds; before them, one large request."""
     by_length = sorted(texts, key=len)
     short, long = by_length[: len(texts) // 4], by_length[len(texts) // 2 :]
     kinds = [
@@ -82,7 +96,8 @@ async def measure_loads(model: ModelDescription, texts: list[list[int]], *, roun
         ),
     ]
     async with _running(model, threads) as engine:
-        return [await _measure(engine, model, traffic, rounds) for traffic in kinds]
+        way_back = await _way_back(engine, model, by_length)
+        return [await _measure(engine, model, traffic, rounds) for traffic in kinds], way_back
 
 
 class _Engine:
@@ -129,6 +144,13 @@ class _Engine:
             raise RuntimeError(f"the engine answers {answer}")
         return answer
 
+    async def stats(self) -> Stats:
+        request_id = self.next_id()
+        answer = await self._ask(GetStats(request_id=request_id), request_id)
+        if not isinstance(answer, Stats):
+            raise RuntimeError(f"the engine answers {answer}")
+        return answer
+
     async def _ask(self, message: Message, request_id: int) -> Message:
         answer: asyncio.Future[Message] = asyncio.get_running_loop().create_future()
         self._waiting[request_id] = answer
@@ -136,7 +158,7 @@ class _Engine:
         return await answer
 
     def _receive(self, message: ToService) -> None:
-        if isinstance(message, Vectors | Loaded | Failed):
+        if isinstance(message, Vectors | Loaded | Failed | Stats):
             self._waiting.pop(message.request_id).set_result(message)
 
     def _closed(self, reason: str) -> None:
@@ -152,6 +174,32 @@ async def _running(model: ModelDescription, threads: int) -> AsyncIterator[_Engi
         yield engine
     finally:
         engine.stop()
+
+
+async def _way_back(engine: _Engine, model: ModelDescription, by_length: list[list[int]]) -> WayBack:
+    """20 short texts, one request of the 32 longest, 20 short ones; the same words throughout, since each new one
+    would show another page of the mapped embedding table."""
+    longest = by_length[-32:]
+    words = longest[-1]
+
+    async def embed(lengths: list[int]) -> None:
+        inputs = [words[:length] for length in lengths]
+        await engine.embed(Embed(request_id=engine.next_id(), model=model.name, inputs=inputs))
+
+    for _ in range(20):
+        await embed([16])
+    before = await engine.stats()
+    await embed([len(ids) for ids in longest])
+    large = await engine.stats()
+    for _ in range(20):
+        await embed([16])
+    after = await engine.stats()
+    return WayBack(
+        before_bytes=before.rss_bytes,
+        large_bytes=large.rss_bytes,
+        after_bytes=after.rss_bytes,
+        pool=after.run_pool,
+    )
 
 
 Send = Callable[[list[list[int]]], Awaitable[object]]

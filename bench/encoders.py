@@ -16,7 +16,8 @@ import msgspec
 
 from bench.contender import PROJECT
 from bench.encoder_arena import MODES, ArenaResult
-from bench.encoder_loads import Load, measure_loads
+from bench.encoder_cost import RunCost, WaySpeed, run_cost, way_speeds
+from bench.encoder_loads import Load, WayBack, measure_loads
 from magnitude.engine.encoder_buckets import MAX_PADDING, padding_share, plan_runs
 from magnitude.models.description import ModelDescription
 from magnitude.models.manifest import describe, read_manifest
@@ -36,6 +37,9 @@ class EncoderFigures(msgspec.Struct, frozen=True, kw_only=True):
     arena: list[ArenaResult]
     padding: list[Padding]
     loads: list[Load]
+    way_back: WayBack
+    speeds: list[WaySpeed]
+    cost: RunCost
 
 
 def measure_encoders(folder: Path, *, rounds: int, threads: int, progress: Callable[[str], None]) -> EncoderFigures:
@@ -48,9 +52,14 @@ def measure_encoders(folder: Path, *, rounds: int, threads: int, progress: Calla
         command = [sys.executable, "-m", "bench.encoder_arena", mode, str(folder)]
         output = subprocess.run(command, check=True, capture_output=True, cwd=PROJECT).stdout
         arena.append(msgspec.json.decode(output, type=ArenaResult))
+    progress("speed of the ways of allocating")
+    speeds = way_speeds(folder, rounds=2 * rounds, threads=threads)
+    progress("cost of a run")
+    cost = run_cost(folder, rounds=2 * rounds, threads=threads)
     progress("loads")
-    loads = asyncio.run(measure_loads(model, texts, rounds=rounds, threads=threads))
-    return EncoderFigures(arena=arena, padding=padding_figures(list(map(len, texts)), model), loads=loads)
+    loads, way_back = asyncio.run(measure_loads(model, texts, rounds=rounds, threads=threads))
+    padding = padding_figures(list(map(len, texts)), model)
+    return EncoderFigures(arena=arena, padding=padding, loads=loads, way_back=way_back, speeds=speeds, cost=cost)
 
 
 def project_texts(tokenizer: TextTokenizer, model: ModelDescription) -> list[list[int]]:

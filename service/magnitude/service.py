@@ -23,7 +23,7 @@ from magnitude.board.memory import effective_memory
 from magnitude.board.roots import HostRoots
 from magnitude.config import Settings
 from magnitude.engine.client import EngineLink
-from magnitude.engine.protocol import PoolUse, ToService
+from magnitude.engine.protocol import PoolUse, Steps, ToService
 from magnitude.errors import EngineNotReady, MagnitudeError, ModelError
 from magnitude.feedback.metrics import Metrics
 from magnitude.feedback.records import Feedback
@@ -163,6 +163,7 @@ class Service:
             kv_bytes=self.dispatcher.kv_resident_bytes,
             run_pool=lambda: supervisor.heartbeat.run_pool if supervisor.heartbeat else PoolUse(),
         )
+        metrics.watch_runs(self.feedback.runs.figures)
         metrics.watch_load(
             running=lambda: self.dispatcher.running,
             queued=lambda: self.dispatcher.waiting,
@@ -228,7 +229,9 @@ class Service:
         return failure
 
     def _on_message(self, message: ToService) -> None:
-        if not self.loader.on_message(message):
+        if isinstance(message, Steps):
+            self.feedback.runs.add(message)
+        elif not self.loader.on_message(message):
             self.dispatcher.on_message(message)
 
     def _on_up(self, link: EngineLink) -> None:

@@ -10,6 +10,9 @@ from magnitude.board import HostRoots
 from magnitude.config import ModelsSettings, Settings
 from magnitude.doctor import DoctorContext
 from magnitude.doctor.checks import models
+from magnitude.models.adapters import ADAPTER_FILE, AdapterManifest, write_adapter_manifest
+from magnitude.models.integrity import file_entry
+from magnitude.models.manifest import Manifest, SourceEntry, write_manifest
 from magnitude.paths import find_paths
 
 
@@ -36,6 +39,53 @@ def test_a_model_with_a_broken_manifest_is_an_error_that_names_it(tmp_path: Path
     assert finding.level == "error"
     assert "torn:" in finding.detail
     assert "magnitude rm" in finding.advice
+
+
+def test_adapters_are_hashed_and_a_changed_one_is_named(tmp_path: Path) -> None:
+    folder = tmp_path / "chat"
+    adapter = folder / "adapters/poet"
+    adapter.mkdir(parents=True)
+    (folder / "model.onnx").write_bytes(b"graph")
+    (adapter / ADAPTER_FILE).write_bytes(b"matrices")
+    files = {"model.onnx": file_entry(folder / "model.onnx")}
+    write_manifest(
+        folder,
+        Manifest(
+            schema=1,
+            name="chat",
+            kind="decoder",
+            family="llama",
+            graph_file="model.onnx",
+            source=SourceEntry(format="gguf", file="chat.gguf", sha256="00", size_bytes=1),
+            files=files,
+            weight_bytes=1,
+            model_hash="ab",
+        ),
+    )
+    write_adapter_manifest(
+        adapter,
+        AdapterManifest(
+            schema=1,
+            name="poet",
+            base="chat",
+            base_hash="ab",
+            source_format="peft",
+            source_file="poet",
+            source_sha256="00",
+            adapter=file_entry(adapter / ADAPTER_FILE),
+            rank=1,
+            modules=(),
+            layers=1,
+            parameters=1,
+        ),
+    )
+    finding = models.check(context(tmp_path))
+    assert finding.level == "ok"
+    assert "chat:poet (adapter" in finding.detail
+    (adapter / ADAPTER_FILE).write_bytes(b"mATRICES")
+    finding = models.check(context(tmp_path))
+    assert finding.level == "error"
+    assert "chat:poet: " in finding.detail and "sha256 differs" in finding.detail
 
 
 def link_or_copy(source: str, target: str) -> None:

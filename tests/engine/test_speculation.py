@@ -68,7 +68,7 @@ class FakeDecoder:
         self._shown: dict[int, int] = {}
         self._slots: dict[int, list[int]] = {}
 
-    def show(self, row: int, slot: int) -> None:
+    def show(self, row: int, slot: int, adapter: str = "") -> None:
         self._shown[row] = slot
 
     def step(self, ids: Sequence[int], pasts: Sequence[int], first_row: int = 0) -> F32:

@@ -2,7 +2,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from magnitude.feedback.records import BUCKET_GROWTH, Feedback, RunningFigures, TaskRecord
+from magnitude.feedback.records import Feedback, TaskRecord
+from magnitude.feedback.running import BUCKET_GROWTH, RunningFigures
 
 
 def test_recent_samples_outweigh_old_ones() -> None:

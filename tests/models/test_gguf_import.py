@@ -47,7 +47,7 @@ def test_blocks_and_floats_of_a_tensor_agree_row_by_row(tmp_path: Path, kind: Ki
 @pytest.mark.parametrize("kind", FLOATS + BLOCKS, ids=names)
 def test_a_float_graph_computes_with_the_file_s_weights(tmp_path: Path, kind: Kind) -> None:
     source = open_source(tiny_gguf.write(tmp_path / "m.gguf", kind))
-    build_graph(source, tmp_path, bits=16, all_logits=True)
+    build_graph(source, tmp_path, bits=16)
     ours, _ = run_decoder(open_graph(tmp_path), IDS)
     assert np.abs(ours[0] - numpy_logits(source, IDS[0].tolist())).max() < 1e-4
 
@@ -58,7 +58,7 @@ def test_repacked_blocks_give_the_logits_of_the_dequantised_weights(tmp_path: Pa
     table = kind if kind in (Kind.Q8_0, Kind.Q4_0, Kind.Q5_0, Kind.Q6_K) else Kind.Q8_0
     path = tiny_gguf.write(tmp_path / "m.gguf", kind, kinds={"token_embd": table})
     source = open_source(path)
-    result = build_graph(source, tmp_path, bits=8, accuracy_level=0, all_logits=True)
+    result = build_graph(source, tmp_path, bits=8, accuracy_level=0)
     ours, _ = run_decoder(open_graph(tmp_path), IDS)
     assert np.abs(ours[0] - numpy_logits(source, IDS[0].tolist())).max() < 1e-4
     assert all(stored.lossless for stored in result.weights)
@@ -67,7 +67,7 @@ def test_repacked_blocks_give_the_logits_of_the_dequantised_weights(tmp_path: Pa
 def test_layers_in_mixed_formats_are_built_without_loss(tmp_path: Path) -> None:
     mixed = {"blk.0.attn_v": Kind.Q6_K, "blk.0.ffn_down": Kind.Q6_K, "token_embd": Kind.Q6_K}
     source = open_source(tiny_gguf.write(tmp_path / "m.gguf", Kind.Q4_K, kinds=mixed))
-    result = build_graph(source, tmp_path, bits=4, accuracy_level=0, all_logits=True)
+    result = build_graph(source, tmp_path, bits=4, accuracy_level=0)
     ours, _ = run_decoder(open_graph(tmp_path), IDS)
     assert np.abs(ours[0] - numpy_logits(source, IDS[0].tolist())).max() < 1e-4
     assert all(stored.lossless for stored in result.weights)
@@ -114,7 +114,7 @@ def test_metadata_keeps_licence_and_tokenizer_fields(tmp_path: Path) -> None:
 
 def test_a_look_up_table_with_minima_is_quantised_again_and_says_so(tmp_path: Path) -> None:
     source = open_source(tiny_gguf.write(tmp_path / "m.gguf", Kind.Q4_1))
-    result = build_graph(source, tmp_path, bits=4, accuracy_level=0, all_logits=True)
+    result = build_graph(source, tmp_path, bits=4, accuracy_level=0)
     assert [s.tensors[0] for s in result.weights if not s.lossless] == ["model.embed_tokens.weight"]
     ours, _ = run_decoder(open_graph(tmp_path), IDS)
     exact = numpy_logits(source, IDS[0].tolist())

@@ -27,6 +27,7 @@ from magnitude.models.sources import open_source
 PORTABLE = {
     "model.onnx",
     "model.onnx.data",
+    "serving.onnx",
     "fallback.onnx",
     "tokenizer.json",
     "tokenizer_config.json",
@@ -78,7 +79,7 @@ def test_the_golden_set_passes_on_the_graph_that_it_was_made_of(golden: Path, tm
     stored = read_golden(models / "tiny", model.model_hash)
     assert stored is not None
     assert model.decoder is not None
-    runner = DecoderRunner(models / "tiny" / "model.onnx", model.decoder)
+    runner = DecoderRunner(models / "tiny" / model.graph_file, model.decoder)
     assert check(lambda ids: runner.logits(ids)[-1], stored).passed
 
 

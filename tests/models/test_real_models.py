@@ -20,7 +20,7 @@ QUESTION = [1, 4093, 198, 1780, 314, 260, 3575, 282, 4649, 47, 2, 198, 1, 520, 9
 
 def test_smollm2_in_float_equals_a_plain_numpy_forward_pass(embedded_gguf: Path, tmp_path: Path) -> None:
     source = open_source(embedded_gguf)
-    build_graph(source, tmp_path, bits=16, all_logits=True)
+    build_graph(source, tmp_path, bits=16)
     ours, _ = run_decoder(open_graph(tmp_path), np.array([QUESTION], np.int64))
     error = np.abs(ours[0] - numpy_logits(source, QUESTION)).max()
     print(f"largest error of a logit: {error:.2e}")
@@ -49,7 +49,7 @@ def test_smollm2_without_loss_means_equal_logits_with_float_activations(embedded
     logits = []
     for name, bits, level in (("floats", 16, 0), ("blocks", 4, 0)):
         (tmp_path / name).mkdir()
-        build_graph(source, tmp_path / name, bits=bits, accuracy_level=level, all_logits=True)  # type: ignore[arg-type]
+        build_graph(source, tmp_path / name, bits=bits, accuracy_level=level)  # type: ignore[arg-type]
         logits.append(run_decoder(open_graph(tmp_path / name), ids)[0])
     assert np.abs(logits[0] - logits[1]).max() < 1e-3
 

@@ -171,6 +171,7 @@ def test_peek_tells_a_later_turn_from_a_new_conversation() -> None:
         ({"layout_id": "x"}, "other_layout"),
         ({"plan": "x"}, "other_layout"),
         ({"adapter": "x"}, "other_adapter"),
+        ({"adapter": "x", "model_hash": "hash with x"}, "other_adapter"),
         ({"owner": "bob"}, "other_key"),
         ({"owner": "bob", "model_hash": "x"}, "other_model"),
     ],

@@ -33,9 +33,17 @@ os.execv(sys.executable, [sys.executable, "-m", "magnitude.cli.main", "serve"])
 
 
 class TinyService:
-    def __init__(self, home: Path, *, inherited: tuple[socket.socket, ...] = (), **server: object) -> None:
+    def __init__(
+        self,
+        home: Path,
+        *,
+        inherited: tuple[socket.socket, ...] = (),
+        sections: dict[str, object] | None = None,
+        **server: object,
+    ) -> None:
+        """`sections` are those of the configuration beside `server`; unless given, the foreign folder is served."""
         home.mkdir(exist_ok=True)
-        settings = {"engine": {"model_path": str(FOREIGN)}, "server": server}
+        settings = {**(sections or {"engine": {"model_path": str(FOREIGN)}}), "server": server}
         (home / "magnitude.yaml").write_text(yaml.safe_dump(settings))
         command = [sys.executable, "-m", "magnitude.cli.main", "serve"]
         # Beyond the numbers that the starter fills, so that none is overwritten before it is copied.

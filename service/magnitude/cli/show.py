@@ -112,11 +112,13 @@ def _print(description: ModelDescription, manifest: Manifest | None, golden: Gol
         console.print(table)
     if manifest.verification:
         table = Table(box=None, pad_edge=False, header_style="bold", title="checked at import", title_justify="left")
-        for column in ("graph", "against", "tokens", "top-1", "KL (nats)", "cosine"):
+        for column in ("graph", "against", "tokens", "top-1", "KL (nats)", "cosine", "perplexity"):
             table.add_column(column)
         for entry in manifest.verification:
             figures = (entry.top1_agreement, entry.kl_nats, entry.cosine)
             shown = ["" if figure is None else f"{figure:.4f}" for figure in figures]
+            if entry.perplexity is not None:
+                shown.append(f"{entry.perplexity:.2f} ({entry.reference_perplexity:.2f})")
             table.add_row(entry.graph, entry.reference, str(entry.tokens), *shown)
         console.print(table)
     table = Table(box=None, pad_edge=False, header_style="bold", title="files", title_justify="left")

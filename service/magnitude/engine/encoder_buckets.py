@@ -12,9 +12,9 @@ import msgspec
 from magnitude.engine.protocol import Embed
 from magnitude.errors import ContextLengthExceeded, RequestError
 
-# Padded tokens a run at most, which is what everybody else waits for. The fixed cost of a run is that of 7.5 tokens
-# (MiniLM, two x86 cores), so runs of 512 would be 1.5 % cheaper, and 1,024 or 2,048 were not faster at all. Memory
-# grows with a run: MiniLM leaves 29 MB behind after 512 tokens, 205 MB after 8,192.
+# Padded tokens a run at most, which is what everybody else waits for. The fixed cost of a run is that of 7.5 to 9
+# tokens (MiniLM, two x86 cores), so runs of 512 would be 1.5 % cheaper, and 1,024 or 2,048 were not faster at all.
+# Memory grows with a run: MiniLM leaves 28 MB behind after 512 tokens, 204 MB after 8,192.
 MAX_RUN_TOKENS = 256
 # Never fewer than this a run, however slow the board: below it the fixed cost would be more than a tenth.
 LEAST_RUN_TOKENS = 64

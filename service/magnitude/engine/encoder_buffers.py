@@ -17,7 +17,7 @@ from magnitude.engine.buffers import Block, Buffer, BufferPlan, plan_buffers
 from magnitude.engine.encoder_buckets import LENGTH_STEP, MAX_RUN_TOKENS, bucket_tokens
 from magnitude.models.description import EncoderShape
 
-# Bound shapes that are kept. Making one takes 0.07 ms on an idle x86 core, and most traffic repeats a few.
+# Bound shapes that are kept. Making one took 0.2 ms on a busy x86 core, and most traffic repeats a few.
 MAX_BINDINGS = 64
 
 _FILL, _RUN, _READ = range(3)

@@ -10,7 +10,8 @@ from collections.abc import Callable
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
 
 from magnitude.engine.protocol import PoolUse
-from magnitude.feedback.schedule_metrics import ScheduleCollector
+from magnitude.feedback.run_series import RunFigures
+from magnitude.feedback.schedule_metrics import RunCollector, ScheduleCollector
 from magnitude.schedule.figures import ScheduleFigures
 
 # From a warm short prompt on a desktop (20 ms) to 4,000 tokens on a Pi 5 (about a minute).
@@ -125,6 +126,8 @@ class Metrics:
         self.queued = Gauge(
             "magnitude_queued_requests", "Requests that wait for a KV slot or a place in the engine.", registry=on
         )
+        self._runs = RunCollector()
+        on.register(self._runs)
         self._schedule = ScheduleCollector()
         on.register(self._schedule)
         self.engine_restarts = Gauge(
@@ -172,6 +175,10 @@ class Metrics:
     def watch_schedule(self, figures: Callable[[], ScheduleFigures]) -> None:
         """Like `watch_memory`, for slots, prefixes and conversations."""
         self._schedule.source = figures
+
+    def watch_runs(self, figures: Callable[[], list[RunFigures]]) -> None:
+        """Like `watch_memory`, for graph runs by shape."""
+        self._runs.source = figures
 
     def render(self) -> bytes:
         """All numbers in Prometheus' text format (version 0.0.4)."""

@@ -7,9 +7,31 @@ from collections.abc import Callable, Iterable, Iterator
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
+from magnitude.feedback.run_series import RunFigures
 from magnitude.schedule.figures import ModelFigures, ScheduleFigures
 
 Samples = Iterable[tuple[tuple[str, ...], float]]
+
+
+class RunCollector(Collector):
+    """Graph runs by shape."""
+
+    def __init__(self) -> None:
+        self.source: Callable[[], list[RunFigures]] = list
+
+    def collect(self) -> Iterator[Metric]:
+        labels = ["model", "kind", "rows", "tokens"]
+        runs = CounterMetricFamily("magnitude_engine_runs", "Graph runs by shape.", labels=labels)
+        seconds = GaugeMetricFamily(
+            "magnitude_engine_run_seconds", "What a graph run of a shape takes.", labels=[*labels, "figure"]
+        )
+        for one in self.source():
+            values = [one.model, one.kind, str(one.rows), str(one.tokens)]
+            runs.add_metric(values, one.runs)
+            seconds.add_metric([*values, "mean"], one.mean_s)
+            seconds.add_metric([*values, "p95"], one.p95_s)
+        yield runs
+        yield seconds
 
 
 class ScheduleCollector(Collector):

@@ -13,7 +13,7 @@ from pathlib import Path
 import msgspec
 
 from magnitude.errors import MagnitudeError, ModelError
-from magnitude.models.description import DecoderShape, KvType, ModelDescription
+from magnitude.models.description import LOGIT_ROWS, DecoderShape, KvType, ModelDescription
 from magnitude.models.genai_config import GENAI_FILE, GenaiConfig, read_genai_config, shape_from_config
 from magnitude.models.integrity import check_integrity
 from magnitude.models.manifest import MANIFEST_FILE, describe, read_manifest
@@ -158,7 +158,7 @@ def foreign_shape(config: GenaiConfig, signature: Signature, graph: Path) -> Dec
             hint="Configuration and graph are of different models; build or fetch the folder again",
             param=str(graph),
         )
-    known = {shape.input_ids, shape.attention_mask, shape.position_ids, *wanted}
+    known = {shape.input_ids, shape.attention_mask, shape.position_ids, LOGIT_ROWS, *wanted}
     extra = [value.name for value in signature.inputs if value.name not in known]
     if extra:
         raise ModelError(
@@ -178,10 +178,11 @@ def foreign_shape(config: GenaiConfig, signature: Signature, graph: Path) -> Dec
     return msgspec.structs.replace(
         shape,
         kv_type=kv_types[dtype],
-        logits_all_positions=not (rows is not None and len(rows) == 3 and rows[1] == 1),
+        logit_rows=LOGIT_ROWS if LOGIT_ROWS in inputs else None,
+        logits_all_positions=rows is None or (len(rows) == 3 and rows[1] != 1),
         attention_mask=shape.attention_mask if shape.attention_mask in inputs else None,
         position_ids=shape.position_ids if shape.position_ids in inputs else None,
-        vocab_size=rows[2] if rows is not None and len(rows) == 3 and rows[2] > 0 else shape.vocab_size,
+        vocab_size=rows[-1] if rows and rows[-1] > 0 else shape.vocab_size,
     )
 
 

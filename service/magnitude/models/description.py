@@ -13,6 +13,9 @@ import msgspec
 Kind = Literal["decoder", "embedder", "reranker", "tensors"]
 KvType = Literal["float32", "float16", "int8"]
 
+# Our own decoders' input that names the rows to compute logits of.
+LOGIT_ROWS = "logit_rows"
+
 KV_ITEM_BYTES: dict[KvType, int] = {"float32": 4, "float16": 2, "int8": 1}
 
 

@@ -73,6 +73,8 @@ class Verification(msgspec.Struct, frozen=True, kw_only=True):
     top1_agreement: float | None = None
     kl_nats: float | None = None
     cosine: float | None = None
+    perplexity: float | None = None  # of the same texts, by the graph and by its reference
+    reference_perplexity: float | None = None
     passed: bool
 
 

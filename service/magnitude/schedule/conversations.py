@@ -28,6 +28,8 @@ LOOK_EVERY_S = 5.0
 # At a stop nothing new is begun after so long: on a card that writes 20 MB/s that is four conversations of 1,000
 # tokens (SmolLM2-135M, float), and systemd waits 90 s in all.
 STOP_SAVE_S = 10.0
+# A shorter prompt's rate says more about the run's fixed cost than about prefill.
+RATE_TOKENS = 64
 
 
 class Conversations:
@@ -50,6 +52,8 @@ class Conversations:
         self._clock = clock
         self._policy = SavePolicy(settings, clock())
         self._saved: dict[str, SavedSlot] = {}
+        self._prefill_rates: dict[str, float] = {}  # tokens per second of the last long prompt, by model
+        self._restore_bytes_per_s = 0.0  # of the last restore; 0: none yet
         self._unsaved: set[tuple[str, int]] = set()  # slots whose request asked never to be written to disk
         self._tasks: set[asyncio.Task[None]] = set()
 
@@ -94,11 +98,11 @@ class Conversations:
             except MagnitudeError as error:
                 log.warning("a saved conversation could not be read", extra={"fields": {"reason": str(error)}})
             else:
-                fields = {"model": plan.description.name, "tokens": saved.tokens}
-                log.info(
-                    "conversation restored",
-                    extra={"fields": {**fields, "restore_s": round(self._clock() - started_s, 3)}},
-                )
+                restore_s = max(1e-6, self._clock() - started_s)
+                self._restore_bytes_per_s = saved.size_bytes / restore_s
+                self._tell_rates(plan)
+                fields = {"model": plan.description.name, "tokens": saved.tokens, "restore_s": round(restore_s, 3)}
+                log.info("conversation restored", extra={"fields": fields})
                 return True
         self._saved.pop(placement.saved, None)
         plan.table.drop_saved(placement.saved)
@@ -108,6 +112,17 @@ class Conversations:
     def progressed(self, plan: ModelPlan, request_id: int, valid_tokens: int) -> None:
         if plan.table is not None:
             plan.table.progressed(request_id, valid_tokens)
+
+    def prefilled(self, plan: ModelPlan, tokens: int, prefill_s: float) -> None:
+        """A prompt's `tokens` took `prefill_s` to compute: it decides when reading a saved copy pays."""
+        if tokens >= RATE_TOKENS and prefill_s > 0:
+            self._prefill_rates[plan.description.name] = tokens / prefill_s
+            self._tell_rates(plan)
+
+    def _tell_rates(self, plan: ModelPlan) -> None:
+        rate = self._prefill_rates.get(plan.description.name)
+        if plan.table is not None and rate and self._restore_bytes_per_s:
+            plan.table.set_rates(prefill_tokens_per_s=rate, restore_bytes_per_s=self._restore_bytes_per_s)
 
     def finished(self, plan: ModelPlan, request_id: int, slot: int, task: GenerationTask, ids: list[int]) -> None:
         """The request is over. `ids` are those of its prompt and answer; empty: what the slot holds is of no use.

@@ -403,10 +403,12 @@ class Dispatcher:
         if end is not None:
             task.finish(end.reason)
         self._give_back(task)
+        computed_tokens = max(0, len(task.task.prompt) - task.spent.cached_tokens)
+        self.conversations.prefilled(self.models_served.by_name[task.model], computed_tokens, task.spent.prefill_s)
         self._decide(
             Ended(
                 task.request_id,
-                prefill_tokens=max(0, len(task.task.prompt) - task.spent.cached_tokens),
+                prefill_tokens=computed_tokens,
                 prefill_s=task.spent.prefill_s,
                 new_tokens=len(task.emitted),
                 decode_s=task.spent.decode_s,

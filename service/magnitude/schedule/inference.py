@@ -20,6 +20,7 @@ from magnitude.engine.protocol import (
     TokenLogprob,
 )
 from magnitude.feedback.records import TaskFigures
+from magnitude.feedback.run_series import RunFigures
 from magnitude.models.description import ModelDescription
 from magnitude.schedule.figures import ScheduleFigures
 
@@ -171,6 +172,7 @@ class ServiceState(msgspec.Struct, frozen=True, kw_only=True):
     figures: dict[str, TaskFigures]
     schedule: ScheduleFigures = ScheduleFigures()
     engine_open_requests: int = 0  # by the engine's own count, at its last heartbeat
+    runs: list[RunFigures] = []  # what graph runs take, by shape
 
 
 class KeptConversation(msgspec.Struct, frozen=True, kw_only=True):

@@ -70,6 +70,7 @@ def state_of(
         models=[_model_state(plan) for plan in plans],
         figures=feedback.figures(),
         schedule=schedule,
+        runs=feedback.runs.figures(),
     )
 
 

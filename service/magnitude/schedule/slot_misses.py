@@ -74,7 +74,8 @@ def _elsewhere(
 
 def _difference(scope: Scope, other: Scope) -> MissReason:
     """What keeps contents of `other` from `scope`, the most general reason first."""
-    if (scope.model, scope.model_hash) != (other.model, other.model_hash):
+    # The hash of a model with an adapter is another than its base's.
+    if scope.model != other.model or (scope.model_hash != other.model_hash and scope.adapter == other.adapter):
         return "other_model"
     if (scope.layout_id, scope.plan) != (other.layout_id, other.plan):
         return "other_layout"

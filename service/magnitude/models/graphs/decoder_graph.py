@@ -1,13 +1,19 @@
 """The graph of a Llama-like decoder with KV in place.
 
 Inputs: `input_ids` int64 `[batch, tokens]`; `attention_mask` int64 `[batch, total]`, of which only the row sums
-(past and new positions of each row) and the width (the longest row) matter; `past_key_values.N.key|value`
-`[batch, kv_heads, positions, head_dim]`. Outputs: `logits` float32 of each row's last token `[batch, 1, vocab]`, or
-of all tokens `[batch, tokens, vocab]`; `present.N.key|value`, which may be bound to the same memory as the past.
+(past and new positions of each row) and the width (the longest row) matter; `logit_rows` int64 `[n]`, flat indices
+over batch * tokens; `past_key_values.N.key|value` `[batch, kv_heads, positions, head_dim]`. Outputs: `logits` float32
+`[n, vocab]` of the rows asked for; `present.N.key|value`, which may be bound to the same memory as the past.
+
+ONNX Runtime multiplies one row by other kernels than several, and INT8 activations amplify what these round
+differently: logits moved by up to 1.7 between a row alone and the same row in a batch. So a lone token is computed
+as two equal rows everywhere but in the attention, which has the same kernel for one row and many. With that, a row's
+logits do not depend on the batch. (SmolLM2-135M on AVX2: the second row costs 0.05 to 0.15 of a decode step.)
 """
 
 from __future__ import annotations
 
+import json
 from typing import Literal
 
 import msgspec
@@ -15,10 +21,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from magnitude.errors import ImportFailed
-from magnitude.models.description import DecoderShape, KvType
+from magnitude.models.description import LOGIT_ROWS, DecoderShape, KvType
 from magnitude.models.graphs import blocks
 from magnitude.models.graphs.graph import Dimension, GraphWriter
-from magnitude.models.graphs.linear import Bits, LinearLayers, StoredWeights
+from magnitude.models.graphs.linear import SHRINK, Bits, LinearLayers, StoredWeights, WideChannels
+from magnitude.models.graphs.lora import SHRUNK_BY, SHRUNK_CHANNELS
 from magnitude.models.sources.source import ArchConfig, Rope, WeightSource
 
 # Rotation tables take 8 bytes * head_dim/2 a position: 16 MB for 32,768 positions of a 128-wide head. No board has
@@ -29,7 +36,6 @@ HEAD_DIM_STEP = 16  # checked by ONNX Runtime's GroupQueryAttention when it rota
 
 _EMBEDDING, _HEAD = "model.embed_tokens.weight", "lm_head.weight"
 _ROPE_FACTORS = "rope_freqs.weight"  # a divisor for each frequency, in GGUF files of Llama 3.1 and later
-_END = 2**63 - 1
 
 
 class KvScales(msgspec.Struct, frozen=True, kw_only=True):
@@ -45,10 +51,11 @@ class KvScales(msgspec.Struct, frozen=True, kw_only=True):
     value: tuple[float, ...]
 
 
-def rotation_tables(
-    rope: Rope, head_dim: int, positions: int, factors: NDArray[np.float32] | None = None
-) -> tuple[NDArray[np.float32], NDArray[np.float32]]:
-    """Cosines and sines `[positions, head_dim / 2]` of the rotary embedding (Su et al., RoFormer, eq. 34).
+def rotation_frequencies(
+    rope: Rope, head_dim: int, factors: NDArray[np.float32] | None = None
+) -> NDArray[np.float64]:
+    """Angle by which each pair of channels turns from one position to the next (Su et al., RoFormer, eq. 34):
+    `[head_dim / 2]`.
 
     `factors` divide the frequencies, as a GGUF file of Llama 3.1 stores them; otherwise `rope.kind` says how the
     frequencies are stretched ("llama3": Transformers' `_compute_llama3_parameters`).
@@ -63,6 +70,13 @@ def rotation_tables(
         smooth = (turns - rope.low_freq_factor) / (rope.high_freq_factor - rope.low_freq_factor)
         smooth = np.clip(smooth, 0.0, 1.0)
         frequencies = (1 - smooth) * frequencies / rope.factor + smooth * frequencies
+    return frequencies
+
+
+def rotation_tables(
+    frequencies: NDArray[np.float64], positions: int
+) -> tuple[NDArray[np.float32], NDArray[np.float32]]:
+    """Cosines and sines `[positions, head_dim / 2]` of the rotary embedding."""
     angles = np.arange(positions)[:, None] * frequencies[None]
     return np.cos(angles).astype(np.float32), np.sin(angles).astype(np.float32)
 
@@ -79,7 +93,7 @@ class DecoderGraph:
         kv_type: KvType,
         accuracy_level: int,
         kv_scales: tuple[KvScales, ...] | None,
-        all_logits: bool,
+        wide_channels: WideChannels | None,
     ):
         self._graph = graph
         self._source = source
@@ -88,7 +102,7 @@ class DecoderGraph:
         self._accuracy_level = accuracy_level
         self._kv_type: KvType = kv_type
         self._kv_scales = kv_scales
-        self._all_logits = all_logits
+        self._wide_channels = wide_channels or {}
         self._linear = LinearLayers(graph, source, bits=bits, accuracy_level=accuracy_level)
         self._positions = min(self._config.context_length, MAX_POSITIONS)
         _check_kv(self._config, kv_type, kv_scales)
@@ -102,10 +116,12 @@ class DecoderGraph:
         graph, config = self._graph, self._config
         graph.input("input_ids", "int64", ["batch", "tokens"])
         graph.input("attention_mask", "int64", ["batch", "total"])
+        graph.input(LOGIT_ROWS, "int64", ["rows"])
         embedded, head = self._embedding()
+        embedded = self._with_spare_row(embedded)
         self._lengths()
-        self._rotation()
-        graph.output("logits", "float32", ["batch", "tokens" if self._all_logits else 1, config.vocab])
+        frequencies = self._rotation()
+        graph.output("logits", "float32", ["rows", config.vocab])
         residual, branch = embedded, None
         for layer in range(config.layers):
             at = f"layers.{layer}"
@@ -117,6 +133,8 @@ class DecoderGraph:
             branch = self._mlp(layer, normed)
         _, normed = self._add_and_norm(residual, branch, "model.norm", "final")
         self._logits(normed, head)
+        graph.metadata[SHRUNK_CHANNELS] = json.dumps(self._wide_channels)
+        graph.metadata[SHRUNK_BY] = str(float(SHRINK))
         return DecoderShape(
             layers=config.layers,
             kv_heads=config.kv_heads,
@@ -125,8 +143,28 @@ class DecoderGraph:
             hidden_size=config.hidden,
             context_length=self._positions,
             kv_type=self._kv_type,
-            logits_all_positions=self._all_logits,
+            logit_rows=LOGIT_ROWS,
+            rope_frequencies=tuple(frequencies.tolist()),
         )
+
+    def _with_spare_row(self, embedded: str) -> str:
+        """The stream `[rows, tokens, hidden]`: of a lone token two rows, otherwise those of the batch.
+
+        Leaves `batch` and `stream_shape` (`[rows, 1, 1]`, for Expand) for the layers.
+        """
+        graph = self._graph
+        graph.node("Shape", ["input_ids"], "ids.shape")
+        graph.node("ReduceProd", ["ids.shape"], "ids.count", attributes={"keepdims": 1})
+        graph.node("Equal", ["ids.count", graph.constant([1])], "ids.lone")
+        graph.node("Cast", ["ids.lone"], "spare_rows", attributes={"to": 7})  # TensorProto.INT64
+        graph.node("Slice", ["ids.shape", graph.constant([0]), graph.constant([1])], "batch")
+        graph.node("Add", ["batch", "spare_rows"], "stream_rows")
+        graph.node("Concat", ["stream_rows", graph.constant([1, 1])], "stream_shape", attributes={"axis": 0})
+        return graph.node("Expand", [embedded, "stream_shape"], "stream")
+
+    def _without_spare_row(self, x: str) -> str:
+        graph = self._graph
+        return graph.node("Slice", [x, graph.constant([0]), "batch", graph.constant([0])], f"{x}.rows")
 
     def _lengths(self) -> None:
         """GroupQueryAttention wants each row's last position and the longest row, both int32."""
@@ -138,16 +176,18 @@ class DecoderGraph:
         graph.node("Squeeze", ["mask.shape"], "mask.width")
         graph.node("Cast", ["mask.width"], "total_length", attributes={"to": 6})
 
-    def _rotation(self) -> None:
+    def _rotation(self) -> NDArray[np.float64]:
         factors = self._source.floats(_ROPE_FACTORS) if _ROPE_FACTORS in self._source.tensor_names() else None
         if factors is not None and factors.shape != (self._config.head_dim // 2,):
             raise ImportFailed(
                 f"{_ROPE_FACTORS} has the shape {list(factors.shape)}, not [{self._config.head_dim // 2}]",
                 hint="The file is damaged",
             )
-        cosines, sines = rotation_tables(self._config.rope, self._config.head_dim, self._positions, factors)
+        frequencies = rotation_frequencies(self._config.rope, self._config.head_dim, factors)
+        cosines, sines = rotation_tables(frequencies, self._positions)
         self._graph.tensor("cos_cache", cosines)
         self._graph.tensor("sin_cache", sines)
+        return frequencies
 
     def _embedding(self) -> tuple[str, tuple[str, str, int] | None]:
         """Emit the look-up of `input_ids`; returns it, and the blocks that a tied output layer shares with it."""
@@ -190,7 +230,10 @@ class DecoderGraph:
     def _add_and_norm(self, residual: str, branch: str | None, weight: str, out: str) -> tuple[str, str]:
         """Add a branch to the residual stream and normalise; returns the new stream and its normed form."""
         graph, eps = self._graph, self._config.eps
-        scale = graph.tensor(f"{out}.norm", self._source.floats(f"{weight}.weight"))
+        weights = self._source.floats(f"{weight}.weight")
+        if channels := self._wide_channels.get(f"{out}.in", ()):
+            weights = self._linear.shrink(f"{out}.in", channels, weights)
+        scale = graph.tensor(f"{out}.norm", weights)
         if branch is None:
             attributes = {"axis": -1, "epsilon": eps, "stash_type": 1}
             graph.node("SimplifiedLayerNormalization", [residual, scale], f"{out}.in", attributes=attributes)
@@ -210,9 +253,9 @@ class DecoderGraph:
         if not config.qk_norm:
             packed = self._linear.apply(x, [f"{module}.{n}_proj" for n in "qkv"], f"{at}.qkv")
         if packed is not None:
-            heads = [packed, "", ""]
+            heads = [self._without_spare_row(packed), "", ""]
         else:
-            heads = [self._one(x, f"{module}.{n}_proj", f"{at}.{n}") for n in "qkv"]
+            heads = [self._without_spare_row(self._one(x, f"{module}.{n}_proj", f"{at}.{n}")) for n in "qkv"]
         if config.qk_norm:
             heads[0] = self._head_norm(heads[0], f"{module}.q_norm", config.heads)
             heads[1] = self._head_norm(heads[1], f"{module}.k_norm", config.kv_heads)
@@ -229,7 +272,8 @@ class DecoderGraph:
         if self._kv_scales is not None:
             inputs += ["", "", "", *self._scale_tensors(layer, attributes)]
         graph.contrib("GroupQueryAttention", inputs, [f"{at}.heads", *present], **attributes)
-        return self._one(f"{at}.heads", f"{module}.o_proj", f"{at}.attention.out")
+        graph.node("Expand", [f"{at}.heads", "stream_shape"], f"{at}.heads.stream")
+        return self._one(f"{at}.heads.stream", f"{module}.o_proj", f"{at}.attention.out")
 
     def _scale_tensors(self, layer: int, attributes: dict[str, int | float | str]) -> list[str]:
         assert self._kv_scales is not None
@@ -270,9 +314,8 @@ class DecoderGraph:
 
     def _logits(self, x: str, tied: tuple[str, str, int] | None) -> None:
         graph, config = self._graph, self._config
-        if not self._all_logits:
-            ends = [graph.constant([v]) for v in (-1, _END, 1)]
-            x = graph.node("Slice", [x, *ends], "final.last")
+        graph.node("Reshape", [x, graph.constant([-1, config.hidden])], "final.flat")
+        x = graph.node("Gather", ["final.flat", LOGIT_ROWS], "final.rows", attributes={"axis": 0})
         if not config.tied_embeddings:
             bits: Literal[8, 16] = 16 if self._bits == 16 else 8
             self._linear.apply(x, [_HEAD.removesuffix(".weight")], "logits", bits=bits)

@@ -17,6 +17,7 @@ from numpy.typing import NDArray
 from onnx import TensorProto, helper, numpy_helper
 
 GRAPH_FILE = "model.onnx"
+SERVING_GRAPH_FILE = "serving.onnx"
 DATA_FILE = "model.onnx.data"
 
 # Page size of every Arm kernel: with it a map of one tensor starts on a page of its own everywhere.
@@ -46,7 +47,7 @@ Dimension = int | str
 
 
 class GraphWriter:
-    """Collects nodes and tensors; `save` writes `model.onnx`. Use as a context manager, which closes the data file.
+    """Collects nodes and tensors; `save` writes the graph. Use as a context manager, which closes the data file.
 
     Names of tensors are the caller's and must be unique. Values are named by their producer.
     """
@@ -58,6 +59,7 @@ class GraphWriter:
         self._tensors: dict[str, Any] = {}
         self._inputs: list[Any] = []
         self._outputs: list[Any] = []
+        self.metadata: dict[str, str] = {}  # what those should know who derive another graph from this one
 
     def __enter__(self) -> GraphWriter:
         return self
@@ -126,8 +128,8 @@ class GraphWriter:
         """Add a node of ONNX Runtime's own domain."""
         return self.node(op, inputs, outputs, domain=CONTRIB, attributes=attributes)
 
-    def save(self) -> None:
-        """Write `model.onnx` beside the data and flush both to the disk. Raises `OSError` when that fails."""
+    def save(self, name: str = GRAPH_FILE) -> None:
+        """Write the graph beside the data and flush both to the disk. Raises `OSError` when that fails."""
         graph = helper.make_graph(self._nodes, "magnitude", self._inputs, self._outputs, list(self._tensors.values()))
         model = helper.make_model(
             graph,
@@ -135,12 +137,23 @@ class GraphWriter:
             ir_version=IR_VERSION,
             opset_imports=[helper.make_opsetid("", OPSET), helper.make_opsetid(CONTRIB, 1)],
         )
+        helper.set_model_props(model, self.metadata)
         self._data.flush()
         os.fsync(self._data.fileno())
-        with (self._folder / GRAPH_FILE).open("wb") as file:
-            file.write(model.SerializeToString())
-            file.flush()
-            os.fsync(file.fileno())
+        write_model(model, self._folder / name)
+
+
+def read_model(path: Path) -> Any:
+    """The graph without its weights."""
+    return onnx.load(str(path), load_external_data=False)
+
+
+def write_model(model: Any, path: Path) -> None:
+    """Write a graph and flush it to the disk; its weights are where they were. Raises `OSError`."""
+    with path.open("wb") as file:
+        file.write(model.SerializeToString())
+        file.flush()
+        os.fsync(file.fileno())
 
 
 def _external(name: str, dtype: str, shape: Sequence[int], offset: int, length: int) -> Any:

@@ -4,15 +4,23 @@
 |----------------|----------------------------------------------------------------------------------------------|
 | blocks         | MatMulNBits                                                                                  |
 | blocks+minimum | MatMulNBits, and a float product of the activations' block sums added to it (`correction`)   |
+| with wide      | the same, with the wide channels beside the block sums                                       |
 | float32        | MatMul                                                                                       |
 
 The correction takes 15 % of a decode step's processor time (SmolLM2-135M, AVX2, 256 positions), most of it in the
 product itself. Block sums by AveragePool or by a product with an indicator matrix, and Gemm in place of MatMul and
 Add on a flattened stream, were within 3 % of the form used here.
+
+Wide channels: where activations are rounded to INT8, a block of 32 shares one step, a 127th of its largest value.
+A few channels of a norm's output are much larger than all others, always the same ones, and make the step of their
+blocks coarse (Dettmers et al., LLM.int8(), 2022, take such channels out of the INT8 product for the same reason). The
+norm's own weights make them smaller by 2^12, so that they vanish from the INT8 product, and a small float product
+adds what is missing: exactly, since a power of two rounds nothing. It rides on the correction for minima.
 """
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Literal
 
 import msgspec
@@ -24,6 +32,12 @@ from magnitude.models.graphs.graph import GraphWriter
 from magnitude.models.sources.source import BlockMatrix, WeightSource
 
 Bits = Literal[4, 8, 16]
+
+# Channels of a norm's output (by the output's name) that are multiplied in float.
+WideChannels = Mapping[str, tuple[int, ...]]
+
+# Far above what any channel exceeds the others by (some 100 in SmolLM2), and far from float32's ends.
+SHRINK = np.float32(4096)
 
 
 class StoredWeights(msgspec.Struct, frozen=True, kw_only=True):
@@ -46,8 +60,16 @@ class LinearLayers:
         self._source = source
         self._bits = bits
         self._accuracy_level = accuracy_level
-        self._block_sums: dict[tuple[str, int], str] = {}
+        self._aside: dict[tuple[str, int], str] = {}
+        self._wide: dict[str, tuple[int, ...]] = {}
         self.account: list[StoredWeights] = []
+
+    def shrink(self, x: str, channels: tuple[int, ...], norm: NDArray[np.float32]) -> NDArray[np.float32]:
+        """The weights of the norm that gives `x`, with these channels made small; products of `x` make up for it."""
+        self._wide[x] = channels
+        smaller = norm.copy()
+        smaller[list(channels)] /= SHRINK
+        return smaller
 
     def apply(self, x: str, layers: list[str], out: str, *, bits: Bits | None = None) -> str | None:
         """Emit one product of `x` with the stacked matrices of `layers` (names without `.weight`), biases included.
@@ -60,6 +82,7 @@ class LinearLayers:
         if wanted == 16 or not all(blocks.can_be_blocked(self._source.shape(n)[1]) for n in names):
             weights = np.concatenate([self._source.floats(n) for n in names])
             self._note(names, "float32", lossless=True)
+            weights[:, list(self._wide.get(x, ()))] *= SHRINK
             return self._float_product(x, weights, self._bias(layers, out), out)
         matrices = [self._matrix(name, wanted) for name in names]
         stacked = blocks.stack([matrix for matrix, _ in matrices])
@@ -103,7 +126,8 @@ class LinearLayers:
 
     def _block_product(self, x: str, matrix: BlockMatrix, bias: str | None, out: str) -> str:
         graph = self._graph
-        corrected = matrix.minimum is not None
+        wide = self._wide.get(x, ())
+        corrected = matrix.minimum is not None or len(wide) > 0
         product = f"{out}.product" if corrected else out
         inputs = [x, graph.tensor(f"{out}.codes", blocks.pack(matrix)), graph.tensor(f"{out}.scale", matrix.scale)]
         graph.contrib(
@@ -118,23 +142,41 @@ class LinearLayers:
         )
         if not corrected:
             return product
-        sums = self._sums(x, matrix)
-        graph.node("MatMul", [sums, graph.tensor(f"{out}.correction", blocks.correction(matrix))], f"{out}.minima")
-        return graph.node("Add", [product, f"{out}.minima"], out)
+        parts = [] if matrix.minimum is None else [blocks.correction(matrix)]
+        if wide:
+            # The INT8 product has one part of SHRINK of a wide channel already.
+            parts.append(matrix.floats()[:, list(wide)].T * (SHRINK - 1))
+        correction = graph.tensor(f"{out}.correction", np.concatenate(parts))
+        graph.node("MatMul", [self._beside(x, matrix), correction], f"{out}.corrected")
+        return graph.node("Add", [product, f"{out}.corrected"], out)
 
-    def _sums(self, x: str, matrix: BlockMatrix) -> str:
-        """Sums of `x` over blocks of its last axis, computed once for all products that read `x`."""
-        graph, key = self._graph, (x, matrix.block)
-        if key not in self._block_sums:
-            count = matrix.columns // matrix.block
-            graph.node("Reshape", [x, graph.constant([0, 0, count, matrix.block])], f"{x}.blocks{matrix.block}")
-            self._block_sums[key] = graph.node(
+    def _beside(self, x: str, matrix: BlockMatrix) -> str:
+        """What the float product beside the blocks reads: sums of `x` over the blocks of its last axis, where the
+        matrix has minima, and the wide channels of `x`. Computed once for all products that read the same.
+        """
+        graph, wide = self._graph, self._wide.get(x, ())
+        block = 0 if matrix.minimum is None else matrix.block
+        if (x, block) in self._aside:
+            return self._aside[x, block]
+        if wide and block:
+            # One product with zeros and ones: cheaper than sums, a look-up and joining them.
+            count = matrix.columns // block
+            selection = np.zeros((matrix.columns, count + len(wide)), np.float32)
+            selection[np.arange(matrix.columns), np.arange(matrix.columns) // block] = 1
+            selection[list(wide), count + np.arange(len(wide))] = 1
+            found = graph.node("MatMul", [x, graph.tensor(f"{x}.selection", selection)], f"{x}.beside{block}")
+        elif wide:
+            found = graph.node("Gather", [x, graph.constant(wide)], f"{x}.wide", attributes={"axis": -1})
+        else:
+            graph.node("Reshape", [x, graph.constant([0, 0, matrix.columns // block, block])], f"{x}.blocks{block}")
+            found = graph.node(
                 "ReduceSum",
-                [f"{x}.blocks{matrix.block}", graph.constant([-1])],
-                f"{x}.sums{matrix.block}",
+                [f"{x}.blocks{block}", graph.constant([-1])],
+                f"{x}.sums{block}",
                 attributes={"keepdims": 0},
             )
-        return self._block_sums[key]
+        self._aside[x, block] = found
+        return found
 
 
 def _stored_format(matrix: BlockMatrix) -> str:

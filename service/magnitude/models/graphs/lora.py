@@ -7,12 +7,13 @@ graph gives the bits of the plain one. Adapters are ordinary inputs because ONNX
 no effect on a run with bound inputs.
 
 Where q, k and v (or gate and up) are one product, they share A's columns and B is block-diagonal: three nodes a
-product instead of up to ten. At a batch of one, ranks 8 and 16 cost the same as with a pair for each layer, rank 0
-three times less (SmolLM2-135M, two threads); zeros in B make adapters half as large again.
+product instead of up to ten. Up to rank 16 that was as fast as a pair for each layer or faster, at rank 64 a tenth
+slower (decode of one and four rows, SmolLM2-135M, two threads); zeros in B make adapters half as large again.
 """
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +24,12 @@ from magnitude.errors import ImportFailed
 
 LORA_GRAPH_FILE = "lora.onnx"
 PREFIX = "lora."
+
+# A graph may compute a product on an input some of whose channels were made smaller by a power of two, its weights
+# making up for it. It then says so in its metadata: the channels by the input's name, and the factor. The rows of A
+# that meet these channels must be as much larger; the LoRA graph's own metadata names them by product.
+SHRUNK_CHANNELS, SHRUNK_BY = "shrunk_channels", "shrunk_by"
+LORA_SHRUNK = "lora_shrunk_channels"
 
 # Each product's name in inputs, the value that a decoder graph calls it, and the layers that are stacked in it.
 PRODUCTS: dict[str, tuple[str, tuple[str, ...]]] = {
@@ -45,6 +52,7 @@ def write_lora(graph: Path, target: Path, layers: int) -> None:
     Raises `ImportFailed` where a linear layer of the graph is not found: the graph was not built here.
     """
     model = onnx.load(str(graph), load_external_data=False)
+    shrunk: dict[str, list[int]] = json.loads(_metadata(model).get(SHRUNK_CHANNELS, "{}"))
     made = _Rewriter(model.graph)
     for layer in range(layers):
         missing = {module for _, modules in PRODUCTS.values() for module in modules}
@@ -58,7 +66,19 @@ def write_lora(graph: Path, target: Path, layers: int) -> None:
                 hint="Import the model from its weights (GGUF or safetensors) with --lora",
             )
     made.finish()
+    channels = {name: shrunk[value] for name, value in made.inputs.items() if value in shrunk}
+    model.metadata_props.add(key=LORA_SHRUNK, value=json.dumps(channels))
     target.write_bytes(model.SerializeToString())
+
+
+def shrunk_channels(graph: Path) -> tuple[dict[str, list[int]], float]:
+    """Channels by product (`lora.N.qkv`) whose rows of A must be larger, and by what factor."""
+    found = _metadata(onnx.load(str(graph), load_external_data=False))
+    return json.loads(found.get(LORA_SHRUNK, "{}")), float(found.get(SHRUNK_BY, "1"))
+
+
+def _metadata(model: Any) -> dict[str, str]:
+    return {entry.key: entry.value for entry in model.metadata_props}
 
 
 class _Rewriter:
@@ -69,6 +89,7 @@ class _Rewriter:
         self._producer = {name: node for node in graph.node for name in node.output if name}
         self._tensors = {tensor.name: tensor for tensor in graph.initializer}
         self._behind: dict[str, list[Any]] = {}  # new nodes by the value that they follow
+        self.inputs: dict[str, str] = {}  # what each adapted product reads, by its name in inputs
 
     def adapt(self, value: str, name: str) -> bool:
         """Add `(x @ name.a) @ name.b` to `value`; False where the graph has no such product."""
@@ -76,6 +97,7 @@ class _Rewriter:
         if node is None:
             return False
         columns, rows = self._shape(node)
+        self.inputs[name] = node.input[0]
         a, b, base, inner, delta = f"{name}.a", f"{name}.b", f"{value}.base", f"{value}.inner", f"{value}.delta"
         for side, shape in ((a, [columns, f"{a}.rank"]), (b, [f"{b}.rank", rows])):
             self._graph.input.append(helper.make_tensor_value_info(side, TensorProto.FLOAT, shape))

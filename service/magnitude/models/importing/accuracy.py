@@ -20,21 +20,26 @@ INT8, FLOAT = 4, 0
 
 
 class Plan(msgspec.Struct, frozen=True, kw_only=True):
-    """4-bit products whose output's name contains one of `float_parts` stay float; all others run at INT8."""
+    """4-bit products whose output's name contains one of `float_parts` stay float; all others run at INT8.
+
+    `wide_channels`: the graph multiplies the widest channels behind each norm in float (`graphs/linear.py`).
+    """
 
     name: str
+    wide_channels: bool = False
     float_parts: tuple[str, ...] = ()
 
 
-# Cheapest first. Figures are for SmolLM2-135M in its Q4_1 blocks on x86-64 with AVX2 and two threads: divergence from
-# float in nats over 512 positions, and the decode rate as a share of the first plan's (interleaved rounds).
+# Cheapest first. Figures are for SmolLM2-135M in its Q4_1 blocks on x86-64 with AVX2: divergence from float in nats
+# over 512 positions, and the rates of decode for one stream and for four, and of prefill, as shares of the first
+# plan's (processor time of one thread, interleaved rounds). With none of them a row depends on its batch: the graph
+# computes a lone token as two rows.
 PLANS = (
-    # 0.0043 nats; 1.00
+    # 0.0043 nats; 1.00, 1.00
     Plan(name="INT8 activations"),
-    # 0.0027 nats; 0.88 to 0.96. The input of the attention is what the error grows from: what goes wrong in K and V
-    # stays in the cache for all that follows. Float behind the attention instead: 0.0039 nats; 0.93.
-    Plan(name="INT8 activations, float into the attention", float_parts=(".qkv",)),
-    # 0.0007 nats (what is left is the output head's); 0.48
+    # WIDE_FIGURES
+    Plan(name="INT8 activations, wide channels in float", wide_channels=True),
+    # FLOAT_FIGURES
     Plan(name="float activations where there is a kernel for them", float_parts=("layers.",)),
 )
 

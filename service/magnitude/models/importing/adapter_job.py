@@ -19,7 +19,7 @@ from magnitude.errors import ImportFailed
 from magnitude.models.adapters import ADAPTER_FILE, ADAPTER_SCHEMA_VERSION, AdapterManifest
 from magnitude.models.description import ModelDescription
 from magnitude.models.families import FAMILIES
-from magnitude.models.graphs.lora import PREFIX, PRODUCTS
+from magnitude.models.graphs.lora import PREFIX, PRODUCTS, shrunk_channels
 from magnitude.models.importing.order import AdapterJob, Report, versions
 from magnitude.models.integrity import file_entry, files_sha256
 from magnitude.models.onnx_signature import read_signature
@@ -42,7 +42,9 @@ class Base:
 
     def __init__(self, model: ModelDescription) -> None:
         assert model.decoder is not None and model.lora_graph_file is not None  # the parent has looked
-        inputs = {v.name: v.shape for v in read_signature(Path(model.folder) / model.lora_graph_file).inputs}
+        graph = Path(model.folder) / model.lora_graph_file
+        inputs = {v.name: v.shape for v in read_signature(graph).inputs}
+        self.shrunk, self.shrunk_by = shrunk_channels(graph)
         kv_rows = model.decoder.kv_heads * model.decoder.head_dim
         self.name = model.name
         self.layers = model.decoder.layers
@@ -103,7 +105,9 @@ def packed(base: Base, pairs: Mapping[tuple[int, str], LowRank]) -> dict[str, ND
         for place, pair in parts:
             b[row : row + pair.rank, place.first : place.first + place.rows] = pair.b
             row += pair.rank
-        arrays[f"{product}.a"] = np.concatenate([pair.a for _, pair in parts], axis=1)
+        a = np.concatenate([pair.a for _, pair in parts], axis=1)
+        a[base.shrunk.get(product, [])] *= np.float32(base.shrunk_by)
+        arrays[f"{product}.a"] = a
         arrays[f"{product}.b"] = b
     return arrays
 

@@ -56,12 +56,19 @@ class DecoderRunner:
             feed[str(self.shape.attention_mask)] = np.ones((1, len(ids)), np.int64)
         if self.shape.position_ids in self._inputs:
             feed[str(self.shape.position_ids)] = np.arange(len(ids), dtype=np.int64)[None]
+        if self.shape.logit_rows in self._inputs:
+            feed[str(self.shape.logit_rows)] = np.arange(len(ids), dtype=np.int64)
         return feed
 
+    def values(self, names: list[str], ids: list[int]) -> list[NDArray[Any]]:
+        """Any outputs of the graph for `ids`."""
+        found: list[NDArray[Any]] = self._session.run(names, self._feed(ids))
+        return found
+
     def logits(self, ids: list[int]) -> NDArray[np.float32]:
-        """`[positions, vocabulary]`: a row for each of `ids`, or the last one only, as the graph gives them."""
+        """`[positions, vocabulary]`: a row for each of `ids`, or the last one only, where the graph gives no more."""
         (rows,) = self._session.run([self.shape.logits], self._feed(ids))
-        result: NDArray[np.float32] = rows[0].astype(np.float32, copy=False)
+        result: NDArray[np.float32] = rows.reshape(-1, rows.shape[-1]).astype(np.float32, copy=False)
         return result
 
 

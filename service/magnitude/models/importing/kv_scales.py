@@ -53,6 +53,8 @@ def _from_empty(shape: DecoderShape, ids: Sequence[int]) -> dict[str, NDArray[An
     feeds: dict[str, NDArray[Any]] = {shape.input_ids: np.array([ids], np.int64)}
     if shape.attention_mask is not None:
         feeds[shape.attention_mask] = np.ones((1, len(ids)), np.int64)
+    if shape.logit_rows is not None:
+        feeds[shape.logit_rows] = np.zeros(1, np.int64)
     for layer in range(shape.layers):
         feeds[shape.past_key % layer] = feeds[shape.past_value % layer] = empty
     return feeds

@@ -11,6 +11,8 @@ import shutil
 from pathlib import Path
 from typing import Literal
 
+import msgspec
+
 from magnitude.errors import ImportFailed
 from magnitude.models.catalogue import foreign_shape
 from magnitude.models.genai_config import GENAI_FILE, read_genai_config
@@ -21,7 +23,15 @@ from magnitude.models.importing.order import ImportJob, Report, versions
 from magnitude.models.importing.verify_decoder import clear_prompts, record_decoder
 from magnitude.models.importing.weights import golden_ids, write_tokenizer
 from magnitude.models.integrity import file_entry, files_sha256, model_hash
-from magnitude.models.manifest import SCHEMA_VERSION, FileEntry, Manifest, Quantisation, SourceEntry
+from magnitude.models.manifest import (
+    MANIFEST_FILE,
+    SCHEMA_VERSION,
+    FileEntry,
+    Manifest,
+    Quantisation,
+    SourceEntry,
+    read_manifest,
+)
 from magnitude.models.tokenizers.from_folder import tokenizer_from_folder
 from magnitude.models.untrusted import CONFIG_MAX_BYTES, inside, read_json_object
 from magnitude.persist import write_atomic
@@ -35,8 +45,15 @@ def import_genai_folder(job: ImportJob, staging: Path, report: Report) -> Manife
     config = read_genai_config(folder)
     decoder = config.model.decoder
     assert decoder is not None  # read_genai_config refuses a configuration without one
-    examined = examine(inside(folder, decoder.filename, what=GENAI_FILE))
+    own = read_manifest(folder).decoder if (folder / MANIFEST_FILE).is_file() else None
+    listed = examine(inside(folder, decoder.filename, what=GENAI_FILE))
+    # A folder that was imported before has a second graph beside the one that its configuration names.
+    examined = (
+        listed if own is None else examine(inside(folder, read_manifest(folder).graph_file, what=MANIFEST_FILE))
+    )
     shape = foreign_shape(config, examined.signature, examined.path)
+    if own is not None:
+        shape = msgspec.structs.replace(shape, rope_frequencies=own.rope_frequencies)
     said = config.special(add_bos=False)
     parts = tokenizer_from_folder(folder, bos=said.bos, eos=said.eos, pad=said.pad)
     if parts.tokens > shape.vocab_size:
@@ -48,18 +65,21 @@ def import_genai_folder(job: ImportJob, staging: Path, report: Report) -> Manife
     graph = staging / examined.path.name
     _try_session(examined, graph)
     the_hash = model_hash(files, files)
+    weights = sum(entry.size_bytes for entry in files.values())
+    if listed.path != examined.path:
+        shutil.copyfile(listed.path, staging / listed.path.name)
     report(0.6, "recording the golden set")
     texts = [ids[: shape.context_length] for ids in golden_ids(parts)]
     runner = DecoderRunner(graph, shape)
     # Where only the last row is there, the prompts cannot be chosen; those that end clearly are kept.
     shorts = [ids[:24] for ids in texts]
-    prompts = clear_prompts(runner.logits, texts) if shape.logits_all_positions else shorts
+    all_rows = shape.logits_all_positions or shape.logit_rows is not None
+    prompts = clear_prompts(runner.logits, texts) if all_rows else shorts
     del runner
     write_golden(staging, record_decoder(graph, shape, the_hash, prompts))
     template = write_tokenizer(staging, parts)
     raw = read_json_object(folder / GENAI_FILE, CONFIG_MAX_BYTES, what="configuration")
     write_atomic(staging / GENAI_FILE, json.dumps(raw, indent=2).encode() + b"\n")
-    weights = sum(entry.size_bytes for entry in files.values())
     _add_other_files(staging, files)
     return Manifest(
         schema=SCHEMA_VERSION,

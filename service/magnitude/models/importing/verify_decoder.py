@@ -28,12 +28,14 @@ from magnitude.models.golden import (
     merged,
 )
 from magnitude.models.graphs.build import KvScales, build_graph
-from magnitude.models.graphs.graph import GRAPH_FILE
-from magnitude.models.graphs.linear import Bits
+from magnitude.models.graphs.graph import SERVING_GRAPH_FILE
+from magnitude.models.graphs.linear import Bits, WideChannels
 from magnitude.models.importing.accuracy import FLOAT, INT8, PLANS, Plan, apply_plan, choose_plan
 from magnitude.models.importing.graph_runner import DecoderRunner
+from magnitude.models.importing.kv_check import KV_KL_NATS, halves, kv_cost
 from magnitude.models.importing.kv_scales import HEADROOM, calibrate_kv
 from magnitude.models.importing.order import Report
+from magnitude.models.importing.wide_channels import find_wide_channels
 from magnitude.models.manifest import Verification
 from magnitude.models.sources import WeightSource
 
@@ -64,11 +66,13 @@ class Decision(msgspec.Struct, frozen=True, kw_only=True):
 
     plan: Plan | None
     accuracy_reason: str
+    wide_channels: WideChannels
     kv_type: KvType
     kv_scales: tuple[KvScales, ...] | None
     kv_origin: str
     verification: tuple[Verification, ...]
     prompts: Texts
+    notes: tuple[str, ...] = ()
 
 
 class DecoderCheck:
@@ -83,6 +87,7 @@ class DecoderCheck:
         kv: Literal["float", "int8"],
         texts: Texts,
         report: Report,
+        kv_kl_nats: float = KV_KL_NATS,
     ) -> None:
         self._source = source
         self._folder = folder
@@ -91,8 +96,10 @@ class DecoderCheck:
         self._all_texts = [ids[: source.config.context_length] for ids in texts]
         self._kv = kv
         self._report = report
+        self._kv_kl_nats = kv_kl_nats
         self._reference: list[Rows] = []
         self._reference_name = ""
+        self._wide: WideChannels = {}
         self._scales: tuple[KvScales, ...] | None = None
         self._entries: list[Verification] = []
 
@@ -103,9 +110,6 @@ class DecoderCheck:
         if self._bits == 16:
             self._report(0.1, "building the float graph")
             runner = self._scratch("float", bits=16)
-            if self._kv == "int8":
-                self._report(0.3, "running the float graph")
-                self._keep("the same graph with a float KV cache", runner)
         else:
             if self._float_fits(memory_bytes):
                 self._report(0.05, "building the float reference")
@@ -115,47 +119,79 @@ class DecoderCheck:
                 del runner
                 shutil.rmtree(self._folder / "float")
             plan, reason, runner = self._choose_plan()
+        notes: tuple[str, ...] = ()
         if self._kv == "int8":
-            runner = self._int8_kv(plan)
+            with_int8, notes = self._int8_kv(plan, runner)
+            runner = with_int8 or runner
         return Decision(
             plan=plan,
             accuracy_reason=reason,
+            wide_channels=self._wide if plan is not None and plan.wide_channels else {},
             kv_type="float32" if self._scales is None else "int8",
             kv_scales=self._scales,
             kv_origin=self._kv_origin(),
             verification=tuple(self._entries),
             prompts=clear_prompts(runner.logits, self._texts),
+            notes=notes,
         )
 
     def _choose_plan(self) -> tuple[Plan, str, DecoderRunner]:
         self._report(0.35, "building the quantised graph")
-        folder = self._folder / "quantised"
         exact = self._scratch("exact", bits=self._bits, accuracy_level=FLOAT)
         self._report(0.4, "running it with float activations")
         if not self._reference:
             self._keep("the same graph with float activations", exact)
         floats = self._compare("float activations", exact)
         shape = exact.shape
+        self._wide = find_wide_channels(exact.path, shape, self._texts)
+        built = {False: exact.path}
         del exact
-        shutil.rmtree(self._folder / "exact")
-        self._scratch("quantised", bits=self._bits)
+        built[True] = self._scratch("wide", bits=self._bits, wide_channels=self._wide).path
         runners: dict[str, DecoderRunner] = {}
         found: dict[str, Agreement] = {}
         for index, plan in enumerate(PLANS):
-            self._report(0.45 + 0.1 * index, f"running it with {plan.name}")
-            graph = folder / f"plan-{index}.onnx"
-            apply_plan(folder / GRAPH_FILE, plan, graph)
+            self._report(0.45 + 0.08 * index, f"running it with {plan.name}")
+            base = built[plan.wide_channels]
+            graph = base.with_name(f"plan-{index}.onnx")
+            apply_plan(base, plan, graph)
             runners[plan.name] = DecoderRunner(graph, shape)
             found[plan.name] = self._compare(plan.name, runners[plan.name])
         chosen, reason = choose_plan(found, floats)
         self._refuse_broken(found[chosen.name])
         return chosen, reason, runners[chosen.name]
 
-    def _int8_kv(self, plan: Plan | None) -> DecoderRunner:
+    def _int8_kv(self, plan: Plan | None, with_float: DecoderRunner) -> tuple[DecoderRunner | None, tuple[str, ...]]:
+        """The graph with an INT8 cache, or None and a note where it costs more than it may.
+
+        Scales from one half of the texts are judged by the other; those that are kept have seen all.
+        """
         self._report(0.7, "running it with an INT8 KV cache")
-        runner = self._scratch("int8-kv", bits=self._bits, plan=plan, kv_scales=self._scales)
-        self._refuse_broken(self._compare("INT8 KV cache", runner))
-        return runner
+        setting, judging = halves(self._all_texts)
+        shape = with_float.shape
+        judged = self._with_kv(plan, "int8-kv-judged", calibrate_kv(with_float.path, shape, setting))
+        cost = kv_cost(with_float.logits, judged.logits, judging)
+        self._entries.append(
+            Verification(
+                reference="the same graph with a float KV cache",
+                graph="INT8 KV cache",
+                tokens=cost.agreement.tokens,
+                top1_agreement=round(cost.agreement.top1, 4),
+                kl_nats=round(cost.agreement.kl_nats, 6),
+                perplexity=round(cost.int8_perplexity, 3),
+                reference_perplexity=round(cost.float_perplexity, 3),
+                passed=cost.within(self._kv_kl_nats),
+            )
+        )
+        del judged
+        shutil.rmtree(self._folder / "int8-kv-judged")
+        if not cost.within(self._kv_kl_nats):
+            return None, (f"the KV cache stays float32, INT8 costs this model too much: {cost.told()}",)
+        self._scales = calibrate_kv(with_float.path, shape, self._all_texts)
+        return self._with_kv(plan, "int8-kv", self._scales), (f"INT8 KV cache: {cost.told()}",)
+
+    def _with_kv(self, plan: Plan | None, name: str, scales: tuple[KvScales, ...]) -> DecoderRunner:
+        wide = self._wide if plan is not None and plan.wide_channels else None
+        return self._scratch(name, bits=self._bits, plan=plan, kv_scales=scales, wide_channels=wide)
 
     def _kv_origin(self) -> str:
         if self._scales is None:
@@ -171,8 +207,9 @@ class DecoderCheck:
         accuracy_level: int = INT8,
         plan: Plan | None = None,
         kv_scales: tuple[KvScales, ...] | None = None,
+        wide_channels: WideChannels | None = None,
     ) -> DecoderRunner:
-        """A graph with the logits of all positions, for comparison only."""
+        """A graph for comparison only."""
         folder = self._folder / name
         folder.mkdir()
         built = build_graph(
@@ -182,22 +219,20 @@ class DecoderCheck:
             accuracy_level=accuracy_level,
             kv_type="float32" if kv_scales is None else "int8",
             kv_scales=kv_scales,
-            all_logits=True,
+            wide_channels=wide_channels,
         )
         assert built.decoder is not None
         if plan is not None:
-            apply_plan(folder / GRAPH_FILE, plan, folder / GRAPH_FILE)
-        return DecoderRunner(folder / GRAPH_FILE, built.decoder)
+            apply_plan(folder / SERVING_GRAPH_FILE, plan, folder / SERVING_GRAPH_FILE)
+        return DecoderRunner(folder / SERVING_GRAPH_FILE, built.decoder)
 
     def _keep(self, name: str, runner: DecoderRunner) -> None:
-        """Keep `runner`'s logits as the reference, in files (a wide vocabulary has gigabytes), and the KV scales."""
+        """Keep `runner`'s logits as the reference, in files: a wide vocabulary has gigabytes."""
         self._reference_name = name
         for index, ids in enumerate(self._texts):
             path = self._folder / f"reference-{index}.npy"
             np.save(path, runner.logits(ids))
             self._reference.append(np.load(path, mmap_mode="r"))
-        if self._kv == "int8":
-            self._scales = calibrate_kv(runner.path, runner.shape, self._all_texts)
 
     def _compare(self, name: str, runner: DecoderRunner) -> Agreement:
         parts = [agreement(rows, runner.logits(ids)) for ids, rows in zip(self._texts, self._reference, strict=True)]

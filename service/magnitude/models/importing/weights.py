@@ -12,7 +12,8 @@ from magnitude.errors import ImportFailed
 from magnitude.models.genai_config import genai_config, write_genai_config
 from magnitude.models.golden import write_golden
 from magnitude.models.graphs.build import BuildResult, build_graph
-from magnitude.models.graphs.graph import DATA_FILE, GRAPH_FILE
+from magnitude.models.graphs.graph import DATA_FILE, GRAPH_FILE, SERVING_GRAPH_FILE
+from magnitude.models.graphs.last_row import write_last_row_graph
 from magnitude.models.graphs.linear import Bits
 from magnitude.models.graphs.lora import LORA_GRAPH_FILE, write_lora
 from magnitude.models.importing.accuracy import FALLBACK_GRAPH_FILE, FLOAT, INT8, apply_plan, write_fallback
@@ -72,17 +73,20 @@ def import_weights(job: ImportJob, staging: Path, report: Report) -> Manifest:
         kv_type=decision.kv_type if isinstance(decision, Decision) else "float32",
         accuracy_level=_level(decision),
         kv_scales=decision.kv_scales if isinstance(decision, Decision) else None,
+        wide_channels=decision.wide_channels if isinstance(decision, Decision) else None,
     )
     if isinstance(decision, Decision) and decision.plan is not None:
-        apply_plan(staging / GRAPH_FILE, decision.plan, staging / GRAPH_FILE)
-        write_fallback(staging / GRAPH_FILE, staging / FALLBACK_GRAPH_FILE)
+        serving = staging / SERVING_GRAPH_FILE
+        apply_plan(serving, decision.plan, serving)
+        write_last_row_graph(serving, staging / GRAPH_FILE)
+        write_fallback(serving, staging / FALLBACK_GRAPH_FILE)
     if job.lora and built.decoder is not None:
-        write_lora(staging / GRAPH_FILE, staging / LORA_GRAPH_FILE, built.decoder.layers)
+        write_lora(staging / built.graph_file, staging / LORA_GRAPH_FILE, built.decoder.layers)
     shutil.rmtree(check)
     report(0.9, "recording the golden set")
-    files = {name: file_entry(staging / name) for name in (GRAPH_FILE, DATA_FILE)}
+    files = {name: file_entry(staging / name) for name in (built.graph_file, DATA_FILE)}
     the_hash = model_hash(files, files)
-    graph = staging / GRAPH_FILE
+    graph = staging / built.graph_file
     if isinstance(decision, Decision):
         assert built.decoder is not None
         golden = record_decoder(graph, built.decoder, the_hash, decision.prompts)
@@ -105,7 +109,7 @@ def import_weights(job: ImportJob, staging: Path, report: Report) -> Manifest:
         name=job.name,
         kind=kind,
         family=source.family,
-        graph_file=GRAPH_FILE,
+        graph_file=built.graph_file,
         source=origin,
         files=files,
         weight_bytes=files[DATA_FILE].size_bytes,
@@ -136,7 +140,9 @@ def import_weights(job: ImportJob, staging: Path, report: Report) -> Manifest:
 
 def _warnings(decision: Decision | EncoderDecision) -> tuple[str, ...]:
     """What a person should know who asked for so few bits."""
-    if isinstance(decision, Decision) or all(entry.passed for entry in decision.verification):
+    if isinstance(decision, Decision):
+        return decision.notes
+    if all(entry.passed for entry in decision.verification):
         return ()
     lowest = min(entry.cosine for entry in decision.verification if entry.cosine is not None)
     return (

@@ -1,0 +1,55 @@
+"""Graph runs as running aggregates: a moving mean and a P95 for each shape, never single runs."""
+
+from __future__ import annotations
+
+import msgspec
+
+from magnitude.engine.protocol import StepKind, Steps
+from magnitude.feedback.running import RunningFigures
+
+# Shapes told apart: models, kinds, rows and rounded lengths. Far more than one board runs; beyond it the oldest goes.
+MAX_SHAPES = 256
+
+
+class RunFigures(msgspec.Struct, frozen=True, kw_only=True):
+    """Runs of one shape: `rows` sequences of `tokens` new positions (rounded up to a power of two above 8) each.
+    Recent runs weigh more."""
+
+    model: str
+    kind: StepKind
+    rows: int
+    tokens: int
+    runs: int
+    mean_s: float
+    p95_s: float
+
+
+class RunSeries:
+    """Collects the engine's reports. The P95 is over reports, each half a second of runs."""
+
+    def __init__(self) -> None:
+        self._series: dict[tuple[str, StepKind, int, int], RunningFigures] = {}
+        self._runs: dict[tuple[str, StepKind, int, int], int] = {}
+
+    def add(self, steps: Steps) -> None:
+        for group in steps.groups:
+            key = (group.model, group.kind, group.rows, group.tokens)
+            if key not in self._series and len(self._series) >= MAX_SHAPES:
+                oldest = next(iter(self._series))
+                del self._series[oldest], self._runs[oldest]
+            self._series.setdefault(key, RunningFigures()).add(group.total_s / group.runs)
+            self._runs[key] = self._runs.get(key, 0) + group.runs
+
+    def figures(self) -> list[RunFigures]:
+        return [
+            RunFigures(
+                model=model,
+                kind=kind,
+                rows=rows,
+                tokens=tokens,
+                runs=self._runs[model, kind, rows, tokens],
+                mean_s=series.mean,
+                p95_s=series.quantile(0.95),
+            )
+            for (model, kind, rows, tokens), series in sorted(self._series.items())
+        ]

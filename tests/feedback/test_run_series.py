@@ -1,0 +1,37 @@
+from magnitude.engine.protocol import StepGroup, Steps
+from magnitude.feedback.metrics import Metrics
+from magnitude.feedback.run_series import MAX_SHAPES, RunSeries
+
+
+def report(*, rows: int = 1, runs: int = 10, total_s: float = 0.1, model: str = "m") -> Steps:
+    group = StepGroup(model=model, kind="decode", rows=rows, tokens=1, runs=runs, total_s=total_s, max_s=total_s)
+    return Steps(groups=[group])
+
+
+def test_runs_of_one_shape_are_one_series_with_a_moving_mean() -> None:
+    series = RunSeries()
+    for _ in range(200):
+        series.add(report(total_s=0.1))
+    for _ in range(200):
+        series.add(report(total_s=0.3))
+    series.add(report(rows=4, total_s=0.5))
+    one, four = series.figures()
+    assert (one.rows, one.runs, four.rows, four.runs) == (1, 4000, 4, 10)
+    assert abs(one.mean_s - 0.03) < 0.001  # the cold runs are forgotten
+    assert abs(four.mean_s - 0.05) < 1e-9
+
+
+def test_the_number_of_shapes_is_bounded() -> None:
+    series = RunSeries()
+    for rows in range(MAX_SHAPES + 50):
+        series.add(report(rows=rows))
+    assert len(series.figures()) == MAX_SHAPES
+
+
+def test_prometheus_reads_them_by_shape() -> None:
+    series, metrics = RunSeries(), Metrics()
+    series.add(report(rows=4, total_s=0.2))
+    metrics.watch_runs(series.figures)
+    text = metrics.render().decode()
+    assert 'magnitude_engine_runs_total{kind="decode",model="m",rows="4",tokens="1"} 10.0' in text
+    assert 'magnitude_engine_run_seconds{figure="mean",kind="decode",model="m",rows="4",tokens="1"} 0.02' in text
