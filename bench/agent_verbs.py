@@ -57,13 +57,13 @@ def agents(
     json: Json = None,
 ) -> None:
     """Sixteen agents that compute and wait: throughput beside saturation, a thread pool, and theory."""
-    from bench.agents import measure_agents
+    from bench.agents import SERVICE_SETTINGS, measure_agents
     from bench.service_process import running_service
 
     print_machine(console, read_machine())
     folder = models_folder()
     manifest = msgspec.json.decode((folder / CHAT_MODEL / "manifest.json").read_bytes())
-    with running_service(folder) as service, console.status("") as status:
+    with running_service(folder, SERVICE_SETTINGS) as service, console.status("") as status:
         result = measure_agents(service, tuple(manifest["special"]["eos"]), rounds, seconds, status.update)
     console.print(f"{result.agents} agents, {result.compute_slots} compute slots, T_wait = 3 T_compute")
     table = Table("load", "tokens/s", "of saturated", "by theory", "conversations by the service", "compute, ms",

@@ -34,6 +34,9 @@ WAIT_FACTOR = 3.0
 # compute slot no longer than so many mean compute times.
 THROUGHPUT_GOAL = 0.85
 QUEUE_LIMIT = 2.0
+# A slot costs memory only for the tokens in it: one for every conversation under way, and for those that ended while
+# the others go on.
+SERVICE_SETTINGS = {"kv": {"slots": 4 * AGENTS}}
 # Every agent has had its first turn after so much of a load's time; what ends before is not counted.
 WARM_UP_SHARE = 0.25
 
@@ -171,9 +174,10 @@ class _Run:
     ) -> None:
         self._service = service
         self._load = load
+        self._name = f"{load}-{seed}"
         self._seconds = seconds
         self._agents = [
-            Agent(number, random.Random(f"{seed}.{load}.{number}"), end_ids) for number in range(1, AGENTS + 1)
+            Agent(number, random.Random(f"{self._name}-{number}"), end_ids) for number in range(1, AGENTS + 1)
         ]
         self._waits = waits
         self._done: list[Done] = []
@@ -205,12 +209,12 @@ class _Run:
         return LoadRun(load=self._load, capacity=capacity, **figures_of(done, end - counted_from))
 
     def _live(self, agent: Agent) -> None:
-        draw = random.Random(f"{agent.number}.{self._load}")
+        draw = random.Random(f"{self._name}-{agent.number}-waits")
         waits = self._waits_of(draw)
         try:
             while not self._over.is_set():
                 begin = time.perf_counter()
-                reply = self._ask(agent.next_body())
+                reply = self._ask(agent.next_body(), agent.conversation)
                 now = time.perf_counter()
                 agent.answered(reply)
                 self._done.append(Done(at_s=now, reply=reply, total_s=now - begin))
@@ -232,9 +236,9 @@ class _Run:
             return lambda _: draw.choice(self._waits)
         return lambda _: 0.0
 
-    def _ask(self, body: dict[str, Any]) -> Reply:
+    def _ask(self, body: dict[str, Any], conversation: str) -> Reply:
         if self._load != "pool":
-            return chat(self._service.port, body)
+            return chat(self._service.port, body, {"X-Magnitude-Conversation": f"{self._name}-{conversation}"})
         answer: queue.SimpleQueue[Reply | Exception] = queue.SimpleQueue()
         self._pool.put((body, answer))
         reply = answer.get()

@@ -8,7 +8,7 @@ cold by itself: its system prompt begins with a number of its own.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from typing import Any
 
 import msgspec
@@ -155,25 +155,21 @@ def _turn(service: ServiceProcess, dialogue: Dialogue) -> TurnPair:
     body = dialogue.body()
     cold_body = {**body, "max_tokens": 1}
     if (dialogue.number + dialogue.turn) % 2:
-        cold = _ask(service, cold_body, COLD)
-        warm = _ask(service, body)
+        cold = chat(service.port, cold_body, COLD)
+        warm = chat(service.port, body)
     else:
-        warm = _ask(service, body)
-        cold = _ask(service, cold_body, COLD)
+        warm = chat(service.port, body)
+        cold = chat(service.port, cold_body, COLD)
     dialogue.answered(warm)
     allowed = warm.prompt_tokens - last.prompt_tokens if last else 0
     return TurnPair(turn=dialogue.turn, round=dialogue.number, warm=warm, cold=cold, allowed_tokens=allowed)
 
 
-def _ask(service: ServiceProcess, body: Mapping[str, Any], headers: Mapping[str, str] | None = None) -> Reply:
-    return chat(service.port, body, headers)
-
-
 def _warm_up(service: ServiceProcess) -> None:
-    """The first requests pay for packing, paging in and the tokenizer; no measurement is about that."""
+    """The first requests pay for packing, paging in and the first grammar; no measurement is about that."""
     body = {"model": "default", "messages": [{"role": "user", "content": "Hello"}], "max_tokens": 8}
-    for _ in range(2):
-        _ask(service, body, COLD)
+    for more in ({}, {"tools": list(TOOLS), "tool_choice": "required"}):
+        chat(service.port, {**body, **more}, COLD)
 
 
 def turn_result(turn: str, pairs: list[TurnPair], goal: float | None) -> TurnResult:

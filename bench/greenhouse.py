@@ -36,6 +36,11 @@ class Agent:
         self._messages: list[dict[str, Any]] = []
         self._turn = TURNS
 
+    @property
+    def conversation(self) -> str:
+        """The name of the conversation under way."""
+        return f"{self.number}-{self._conversation}"
+
     def next_body(self) -> dict[str, Any]:
         """The next turn's request; after the last turn of a conversation, the first of another."""
         if self._turn == TURNS:
