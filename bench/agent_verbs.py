@@ -65,9 +65,13 @@ def agents(
     manifest = msgspec.json.decode((folder / CHAT_MODEL / "manifest.json").read_bytes())
     with running_service(folder, SERVICE_SETTINGS) as service, console.status("") as status:
         result = measure_agents(service, tuple(manifest["special"]["eos"]), rounds, seconds, status.update)
-    console.print(f"{result.agents} agents, {result.compute_slots} compute slots, T_wait = 3 T_compute")
-    table = Table("load", "tokens/s", "of saturated", "by theory", "conversations by the service", "compute, ms",
-                  "in the queue, p95", "in compute times", "in all, p95", "batch", "cached")  # fmt: skip
+    console.print(
+        f"{result.agents} agents, {result.compute_slots} compute slots, T_wait = {result.wait_factor:g} T_compute; "
+        "carries: conversations by the service's own estimate"
+    )
+    table = Table(
+        "load", "tokens/s", "of saturated", "theory", "carries", "compute", "queue p95", "in computes", "cached"
+    )
     for load in result.results:
         table.add_row(
             load.load,
@@ -75,11 +79,9 @@ def agents(
             ratio_text(load.relative),
             f"{load.predicted.median:.2f}" if load.predicted else "",
             f"{load.conversations.median:.1f}" if load.conversations else "",
-            f"{load.compute_s.median * 1000:.0f}",
-            f"{load.queue_p95_s.median * 1000:.0f} ms",
-            ratio_text(load.queue_p95_computes),
-            f"{load.total_p95_s.median * 1000:.0f} ms",
-            f"{load.batch.median:.1f}",
+            f"{load.compute_s.median:.2f} s",
+            f"{load.queue_p95_s.median:.2f} s",
+            ratio_text(load.queue_p95_computes, digits=1),
             f"{load.cached_share.median:.0%}",
         )
     console.print(table)

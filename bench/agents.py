@@ -75,7 +75,8 @@ class LoadRun(msgspec.Struct, frozen=True, kw_only=True):
 
 class LoadResult(msgspec.Struct, frozen=True, kw_only=True):
     """One load over all rounds. `predicted`: relative throughput by the formula for even times, or by the closed form
-    for uneven ones, from the compute and wait times that were measured; None where it does not apply."""
+    for uneven ones, from the compute and wait times that were measured; `conversations`: what the service itself says
+    that its slots carry. None where they do not apply."""
 
     load: Load
     tokens_per_s: Spread
@@ -238,7 +239,9 @@ class _Run:
 
     def _ask(self, body: dict[str, Any], conversation: str) -> Reply:
         if self._load != "pool":
-            return chat(self._service.port, body, {"X-Magnitude-Conversation": f"{self._name}-{conversation}"})
+            # A kind of task of its own: the service measures waits for each kind.
+            terms = {"X-Magnitude-Conversation": f"{self._name}-{conversation}", "X-Magnitude-Task": self._load}
+            return chat(self._service.port, body, terms)
         answer: queue.SimpleQueue[Reply | Exception] = queue.SimpleQueue()
         self._pool.put((body, answer))
         reply = answer.get()
