@@ -174,6 +174,7 @@ class ServiceState(msgspec.Struct, frozen=True, kw_only=True):
     models: list[ModelState]
     figures: dict[str, TaskFigures]
     schedule: ScheduleFigures = ScheduleFigures()
+    engine_open_requests: int = 0  # by the engine's own count, at its last heartbeat
     runs: list[RunFigures] = []  # what graph runs take, by shape
 
 

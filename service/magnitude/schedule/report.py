@@ -75,6 +75,7 @@ def state_of(
         health=health,
         engine_phase=engine.lifecycle.phase.value,
         engine_steps=heartbeat.steps if heartbeat else 0,
+        engine_open_requests=heartbeat.open_requests if heartbeat else 0,
         engine_rss_bytes=heartbeat.rss_bytes if heartbeat else 0,
         service_rss_bytes=psutil.Process().memory_info().rss,
         models=[_model_state(plan, residency[plan.description.name]) for plan in plans],
