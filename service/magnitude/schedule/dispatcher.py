@@ -481,8 +481,7 @@ class Dispatcher:
         return None
 
     def _start(self, task: OpenTask, start: Start) -> None:
-        if not start.resumed:
-            task.started(start.waited_s)
+        task.started(start.waited_s)
         if isinstance(task, OpenRun):
             self._send_first(task, task.message)
             return
@@ -506,8 +505,14 @@ class Dispatcher:
         if self._open.get(task.request_id) is not task:  # it was lost with its engine in the meantime
             self.conversations.finished(plan, task.request_id, task.placement.slot, task.task, task.task.prompt)
             return
+        # What was asked of the engine in the meantime it could not do: it has never heard of this request.
+        if task.due:
+            task.finish("length", cut="deadline")
         if task.over:
-            self._ended(task)  # its client is gone, and the engine has never heard of it
+            self._ended(task)
+        elif task.pausing:
+            task.pausing = False
+            self._decide(Paused(task.request_id))
         else:
             self._send_first(task, task.message(resumed=False, reuse=restored))
 
@@ -540,9 +545,11 @@ class Dispatcher:
             else:
                 task.fail(DeadlineExceeded("the deadline passed before there was a result", hint="Allow more time"))
         elif isinstance(task, OpenGeneration):
-            task.finish("length", cut="deadline")
             if effect.running:
+                task.end_soon()
                 self._send(CancelRequest(target=task.request_id))
+            else:
+                task.finish("length", cut="deadline")
         if not effect.running:
             self._give_back(task)
 
