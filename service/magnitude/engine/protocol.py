@@ -321,7 +321,7 @@ class Steps(Message, frozen=True, kw_only=True, tag="steps"):
 
 
 class Measured(Message, frozen=True, kw_only=True, tag="measured"):
-    """Median time of a decode step by number of rows, in the order asked."""
+    """Shortest time of a decode step by number of rows, in the order asked."""
 
     request_id: int
     step_s: tuple[float, ...]
