@@ -36,6 +36,7 @@ KILLS = 20
 PROMPTS = ["What is the capital of France?", "Name three colours.", "Count from one to ten."]
 HONEST = {"engine_gone", "engine_not_ready"}
 PATIENCE_S = 120.0  # a test that waits so long has failed
+STRIKES_S = KILLS * 20.0  # an engine takes seconds to be back on a machine that is busy otherwise
 
 
 def chat_body(prompt: str, **more: Any) -> dict[str, Any]:
@@ -192,7 +193,7 @@ async def run_trouble(home: Path) -> None:
         async with client_of(socket) as client:
             traffic.client = client
             kinds = [traffic.whole, traffic.streamed, traffic.embedded, traffic.left]
-            async with asyncio.timeout(PATIENCE_S), asyncio.TaskGroup() as group:
+            async with asyncio.timeout(STRIKES_S), asyncio.TaskGroup() as group:
                 for kind in kinds:
                     group.create_task(traffic.repeat(kind))
                 await strike(service, KILLS)
@@ -206,6 +207,7 @@ async def run_trouble(home: Path) -> None:
         assert seen["answered"] + seen["streamed"] and seen["embedded"] and seen["left"], seen
         assert seen["engine_gone"] + seen["stream: engine_gone"], seen
         await until(lambda: (service.dispatcher.running, service.dispatcher.waiting) == (0, 0))
+        assert await service.dispatcher.forget(None) > 0
         await until(lambda: service.dispatcher.kv_resident_bytes() < 1_000_000)
         await until(lambda: open_descriptors() <= before)
         gc.collect()
