@@ -8,6 +8,7 @@ from pathlib import Path
 
 import onnx
 import pytest
+from agent_client import link_models, write_settings
 from onnx import TensorProto, helper
 from started_service import GOLDEN, RunningService, import_source
 from tokenizers import Tokenizer
@@ -34,6 +35,31 @@ def service_home(magnitude_home: Path, tmp_path_factory: pytest.TempPathFactory)
 @pytest.fixture(scope="session")
 def service(service_home: Path) -> Iterator[RunningService]:
     running = RunningService(service_home)
+    running.wait_ready()
+    yield running
+    running.stop()
+
+
+@pytest.fixture(scope="session")
+def agents(magnitude_home: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningService]:
+    """A service as agents use it: two API keys, the default batch, the embedded models."""
+    home = tmp_path_factory.mktemp("agents")
+    link_models(home, magnitude_home)
+    write_settings(home)
+    running = RunningService(home)
+    running.wait_ready()
+    yield running
+    running.stop()
+
+
+@pytest.fixture(scope="session")
+def narrow(magnitude_home: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningService]:
+    """A service that computes one generation at a time, so that everybody else waits: for who goes first."""
+    home = tmp_path_factory.mktemp("narrow")
+    link_models(home, magnitude_home)
+    engine = {"max_batch_size": 1, "context_length": 2048, "speculation": "off"}
+    write_settings(home, engine=engine, server={"max_queue": 2})
+    running = RunningService(home)
     running.wait_ready()
     yield running
     running.stop()
