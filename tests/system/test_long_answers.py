@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 
 import httpx
 import pytest
-from agent_client import ENDLESS, Agent, measured, said
+from agent_client import ENDLESS, Agent, link_models, measured, said, write_settings
 from started_service import RunningService
 
 pytestmark = pytest.mark.models
@@ -32,14 +34,26 @@ def test_an_answer_goes_on_beyond_the_context_where_that_is_asked_for(narrow: Ru
     narrow.until_idle()
 
 
-def test_a_quote_is_drafted_ahead_and_reads_as_without_drafts(agents: RunningService, narrow: RunningService) -> None:
+@pytest.fixture
+def drafting(magnitude_home: Path, tmp_path: Path) -> Iterator[RunningService]:
+    """A service that drafts, as one does by default."""
+    link_models(tmp_path, magnitude_home)
+    write_settings(tmp_path, engine={"speculation": "auto"})
+    running = RunningService(tmp_path)
+    running.wait_ready()
+    yield running
+    running.stop()
+
+
+def test_a_quote_is_drafted_ahead_and_reads_as_without_drafts(
+    drafting: RunningService, agents: RunningService
+) -> None:
     question = said(f"Repeat this text word by word, twice: {QUOTED}")
-    accepted = measured(agents, "magnitude_accepted_draft_tokens_total")
-    drafted = Agent(agents, "first").chat(question, max_tokens=90)
-    plain = Agent(narrow, "first").chat(question, max_tokens=90)
+    drafted = Agent(drafting, "first").chat(question, max_tokens=90)
+    plain = Agent(agents, "first").chat(question, max_tokens=90)
     assert drafted.text == plain.text
-    assert measured(agents, "magnitude_accepted_draft_tokens_total") > accepted
-    assert measured(narrow, "magnitude_drafted_tokens_total") == 0
+    assert measured(drafting, "magnitude_accepted_draft_tokens_total") > 0
+    assert measured(agents, "magnitude_drafted_tokens_total") == 0
 
 
 def test_embeddings_are_gathered_beside_a_generation_and_are_the_same_numbers(agents: RunningService) -> None:
