@@ -97,6 +97,9 @@ class Conversations:
                 await asyncio.to_thread(self._files.restore, plan.kv, placement.slot, saved)
             except MagnitudeError as error:
                 log.warning("a saved conversation could not be read", extra={"fields": {"reason": str(error)}})
+            except Exception:
+                # The request waits for this: it computes its prompt then, like any other.
+                log.exception("a saved conversation could not be read, on an error that nobody foresaw")
             else:
                 restore_s = max(1e-6, self._clock() - started_s)
                 self._restore_bytes_per_s = saved.size_bytes / restore_s
@@ -188,7 +191,10 @@ class Conversations:
 
     async def run(self) -> None:
         """Find what earlier runs saved, then look at idle conversations now and then, until cancelled."""
-        await self._find_saved()
+        try:
+            await self._find_saved()
+        except Exception:
+            log.exception("saved conversations could not be found")
         while True:
             await asyncio.sleep(LOOK_EVERY_S)
             try:

@@ -98,7 +98,7 @@ class Dispatcher:
             changed=self._places_changed,
             clock=clock,
         )
-        self._execution = Execution(self.models_served, self.conversations, ended=self._ended)
+        self._execution = Execution(self.models_served, self.conversations, ended=self._ended, paused=self._paused)
         self._open = self._execution.open
         self._switch: ModelSwitch | None = None
         self._demand = DemandTeller(self.models_served.by_name, self._demands, self._tell_demand)
@@ -420,6 +420,10 @@ class Dispatcher:
     def _closed(self, task: OpenTask, record: TaskRecord) -> None:
         self._feedback.record(record)
 
+    def _paused(self, task: OpenGeneration) -> None:
+        task.pausing, task.paused = False, True
+        self._decide(Paused(task.request_id))
+
     def _ended(self, task: OpenTask, end: Finished | None = None) -> None:
         """The engine is done with the task, for good or until it goes on."""
         if not isinstance(task, OpenGeneration):
@@ -427,8 +431,7 @@ class Dispatcher:
             self._decide(Ended(task.request_id, failed=task.failed))
             return
         if task.pausing and end is not None and end.reason == "cancelled":
-            task.pausing, task.paused = False, True
-            self._decide(Paused(task.request_id))
+            self._paused(task)
             return
         if end is not None:
             task.finish(end.reason)

@@ -20,17 +20,23 @@ log = logging.getLogger("magnitude.schedule")
 
 
 class Execution:
-    """Holds the open tasks and the engine's connection. `ended` is called for a task that never reached the engine
-    or has left it by other means than a message. `preemptions` counts pauses by model."""
+    """Holds the open tasks and the engine's connection. `ended` and `paused` are called for a task that never reached
+    the engine or has left it by other means than a message. `preemptions` counts pauses by model."""
 
     def __init__(
-        self, models: ServedModels, conversations: Conversations, *, ended: Callable[[OpenTask], None]
+        self,
+        models: ServedModels,
+        conversations: Conversations,
+        *,
+        ended: Callable[[OpenTask], None],
+        paused: Callable[[OpenGeneration], None],
     ) -> None:
         self.open: dict[int, OpenTask] = {}
         self.preemptions: Counter[str] = Counter()
         self._models = models
         self._conversations = conversations
         self._ended = ended
+        self._paused = paused
         self._link: EngineLink | None = None
         self._down_reason = "it is not running"
         self._restoring: set[asyncio.Task[None]] = set()
@@ -93,8 +99,7 @@ class Execution:
     # --- inside ---
 
     def _start(self, task: OpenTask, start: Start) -> None:
-        if not start.resumed:
-            task.started(start.waited_s)
+        task.started(start.waited_s)
         if isinstance(task, OpenRun):
             self._send_first(task, task.message)
             return
@@ -119,8 +124,13 @@ class Execution:
         if self.open.get(task.request_id) is not task:  # it was lost with its engine in the meantime
             self._conversations.finished(plan, task.request_id, task.placement.slot, task.task, task.task.prompt)
             return
+        # What was asked of the engine in the meantime it could not do: it has never heard of this request.
+        if task.due:
+            task.finish("length", cut="deadline")
         if task.over:
-            self._ended(task)  # its client is gone, and the engine has never heard of it
+            self._ended(task)
+        elif task.pausing:
+            self._paused(task)
         else:
             self._send_first(task, task.message(resumed=False, reuse=restored))
 
@@ -153,9 +163,11 @@ class Execution:
             else:
                 task.fail(DeadlineExceeded("the deadline passed before there was a result", hint="Allow more time"))
         elif isinstance(task, OpenGeneration):
-            task.finish("length", cut="deadline")
             if effect.running:
+                task.end_soon()
                 self._send(CancelRequest(target=task.request_id))
+            else:
+                task.finish("length", cut="deadline")
         if not effect.running:
             self.give_back(task)
 
