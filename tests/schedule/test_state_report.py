@@ -21,7 +21,7 @@ class Engine:
 def state_with(heartbeat: Heartbeat | None) -> ServiceState:
     engine = Engine(heartbeat)
     health = health_of([], engine, waiting=0, running=0, uptime_s=1.0)
-    return state_of([], engine, health, Feedback(), ScheduleFigures())
+    return state_of([], engine, health, Feedback(), ScheduleFigures(), residency={})
 
 
 def test_requests_that_the_engine_counts_as_open_are_told_beside_the_service_s_own_count() -> None:
