@@ -31,13 +31,13 @@ def dialogue(
     print_machine(console, read_machine())
     with running_service(models_folder()) as service, console.status("") as status:
         result = measure_dialogue(service, rounds, status.update)
-    table = Table("turn", "prompt tokens", "computed", "new and last answer", "TTFT, ms", "cold", "ratio", "goal")
+    table = Table("turn", "prompt", "computed", "may compute", "TTFT, ms", "cold", "ratio", "goal")
     for turn in (*result.turns, result.restored):
         table.add_row(
             turn.turn,
             f"{turn.prompt_tokens.median:.0f}",
-            f"{turn.recomputed_tokens.median:.0f} (at most {turn.recomputed_tokens.high:.0f})",
-            f"{turn.allowed_tokens.median:.0f}",
+            f"{turn.recomputed_tokens.high:.0f}",
+            f"{turn.allowed_tokens.low:.0f}",
             f"{turn.warm_ttft_s.median * 1000:.0f}",
             f"{turn.cold_ttft_s.median * 1000:.0f}",
             ratio_text(turn.ratio, digits=3),

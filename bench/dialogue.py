@@ -142,7 +142,7 @@ def measure_dialogue(
             turn_result(str(turn), [pair for pair in pairs if pair.turn == turn], WARM_GOAL if turn > 1 else None)
             for turn in range(1, TURNS + 1)
         ],
-        restored=turn_result(f"{TURNS + 1}, restored", restored, RESTORED_GOAL),
+        restored=turn_result("restored", restored, RESTORED_GOAL),
         restart_s=restart_s,
         saved=saved,
         pairs=[*pairs, *restored],
