@@ -305,7 +305,7 @@ def speculation(
             f"{run.largest_difference:.3g}",
         )
     console.print(table)
-    auto: dict[str, Any] = {"speculation": "auto", "draft_model": draft_model or None}
+    auto: dict[str, Any] = {"speculation": "on", "draft_model": draft_model or None}
     with (
         running_service(folder, {"engine": {"speculation": "off"}}) as plain,
         running_service(folder, {"engine": auto}) as drafting,

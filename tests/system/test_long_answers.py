@@ -38,7 +38,7 @@ def test_an_answer_goes_on_beyond_the_context_where_that_is_asked_for(narrow: Ru
 def drafting(magnitude_home: Path, tmp_path: Path) -> Iterator[RunningService]:
     """A service that drafts, as one does by default."""
     link_models(tmp_path, magnitude_home)
-    write_settings(tmp_path, engine={"speculation": "auto"})
+    write_settings(tmp_path, engine={"speculation": "on"})
     running = RunningService(tmp_path)
     running.wait_ready()
     yield running

@@ -238,7 +238,7 @@ class Dispatcher:
             self.next_id(),
             task,
             prefill_chunk=plan.strategy.prefill_chunk,
-            max_draft=plan.strategy.max_draft,
+            max_draft=plan.max_draft,
             close=self._closed,
             withdraw=self._withdraw,
         )

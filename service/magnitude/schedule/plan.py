@@ -49,6 +49,7 @@ class ModelPlan:
         self.degraded = ""
         self.signature: tuple[tuple[TensorInfo, ...], tuple[TensorInfo, ...]] | None = None
         self.compute_slots = strategy.max_batch
+        self.verifies_exactly = False  # until it is measured
         self.kv: KvMemory | None = None
         self.table: SlotTable | None = None
         if description.decoder is not None:
@@ -64,6 +65,11 @@ class ModelPlan:
                 # A head's positions lie page by page.
                 granule_tokens=max(1, mmap.PAGESIZE // (layout.head_dim * KV_ITEM_BYTES[layout.kv_type])),
             )
+
+    @property
+    def max_draft(self) -> int:
+        """Most tokens drafted ahead: none where that could change the text, unless it is asked for."""
+        return self.strategy.max_draft if self.verifies_exactly or self.strategy.draft_inexact else 0
 
     @property
     def scratch_slot(self) -> int:
