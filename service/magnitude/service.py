@@ -34,6 +34,7 @@ from magnitude.models.description import ModelDescription
 from magnitude.paths import Paths, find_paths
 from magnitude.policy.selection import find_draft_model, find_models, select
 from magnitude.policy.strategy import BoardFacts, draft_bytes
+from magnitude.schedule.arbiter import Arbiter, MayUse, Want
 from magnitude.schedule.dispatcher import Dispatcher
 from magnitude.schedule.fresh_engine import FreshEngine
 from magnitude.schedule.golden_gate import GoldenGate
@@ -56,6 +57,10 @@ GRACEFUL_S = 10.0
 FAREWELL_S = 1.0
 
 
+# The engine's name in the account of cores and memory.
+ENGINE = "engine"
+
+
 class Service:
     """One running service: the engine's supervisor and the dispatcher in front of it."""
 
@@ -65,9 +70,10 @@ class Service:
         self._golden = GoldenGate(paths.state)
         self._throughput = Throughput(paths.state)
         self._cpu = read_cpu(roots)
-        board = BoardFacts(usable_threads=self._cpu.threads)
+        allowance = self._allowance(effective_memory(roots).headroom_bytes)
+        board = BoardFacts(usable_threads=allowance.threads)
         draft = find_draft_model(settings, paths.models)
-        free_bytes = effective_memory(roots).headroom_bytes - draft_bytes(draft, settings.engine)
+        free_bytes = allowance.memory_bytes - draft_bytes(draft, settings.engine)
         selection = select(settings, find_models(settings, paths.models))
         plans, left_out = plan_models(settings, selection, board, free_bytes, draft)
         if not plans:
@@ -106,6 +112,14 @@ class Service:
             loading=self.supervisor.model_loads,
         )
         self.dispatcher.use(self.switch)
+
+    def _allowance(self, free_bytes: int) -> MayUse:
+        """What the engine may draw from the board's one account of cores and memory. It is the only engine so far and
+        gets all of it; a second one would have to ask for a share."""
+        self.arbiter = Arbiter(threads=self._cpu.threads, memory_bytes=free_bytes)
+        wanted = Want(ENGINE, threads=self._cpu.threads, memory_bytes=free_bytes)
+        granted = [effect for effect in self.arbiter.apply(wanted) if isinstance(effect, MayUse)]
+        return granted[0] if granted else MayUse(ENGINE, threads=1, memory_bytes=0)
 
     def loaded_at_start(self) -> list[ModelDescription]:
         return [plan.description for plan in self._start]

@@ -436,6 +436,7 @@ class Dispatcher:
         if end is not None:
             task.finish(end.reason)
         self._execution.give_back(task)
+        self._runs.gate.engine_load_changed()
         computed_tokens = max(0, len(task.task.prompt) - task.spent.cached_tokens)
         self.conversations.prefilled(self.models_served.by_name[task.model], computed_tokens, task.spent.prefill_s)
         self._decide(
