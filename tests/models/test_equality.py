@@ -57,5 +57,10 @@ def test_with_an_int8_cache_nothing_depends_on_how_it_is_computed(embedded_gguf:
     assert built.decoder is not None
     rig = Rig(tmp_path, built.graph_file, built.decoder, threads=2, positions=320)
     ids = np.random.default_rng(1).integers(0, 49152, 800)
+    whole, pieces = rig.cache(1), rig.cache(1)
+    one_more = rig.run(ids[None, :129], [0], whole)  # 128 rows are a group, and one is left
+    for start in range(0, 129, 43):
+        last = rig.run(ids[None, start : start + 43], [start], pieces)
+    assert np.array_equal(one_more, last)
     unequal = [(result.what, result.size) for result in comparisons(rig, ids) if not result.equal]
     assert unequal == []

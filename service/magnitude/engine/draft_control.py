@@ -20,6 +20,9 @@ from __future__ import annotations
 # times count more, since what lengthens a run (other processes, its first time) says nothing about the next one.
 _TIME_WEIGHT = 0.1
 _SHORTER_WEIGHT = 0.3
+# Weight at each plain step of what a verification is expected to take: one disturbed time has lost half its weight
+# after seventy steps.
+_FORGETTING = 0.01
 # A run that another process held up counts as this much of the mean at most.
 _MAX_OUTLIER = 2.0
 # Cost of each further position in plain steps until it is measured: 0.2 on two x86 cores (13.7, 15.7, 18.3 ms for 2,
@@ -76,9 +79,17 @@ class DraftCosts:
 
     def observe_step(self, rows: int, seconds: float) -> None:
         _update(self._steps, rows, seconds)
+        # Means that keep a length from being tried are not measured again: they are slowly forgotten instead.
+        for positions, mean in self._verifies.items():
+            self._verifies[positions] = mean + _FORGETTING * (self._expected_s(positions) - mean)
 
     def observe_verify(self, positions: int, seconds: float) -> None:
+        if self.known:  # the first time may be a disturbed one, so it starts from what is expected of it
+            self._verifies.setdefault(positions, self._expected_s(positions))
         _update(self._verifies, positions, seconds)
+
+    def _expected_s(self, positions: int) -> float:
+        return self.step_s(1) * (1 + _POSITION_COST * (positions - 1))
 
     def step_s(self, rows: int) -> float:
         """Raises `KeyError` unless `known`."""
@@ -199,11 +210,14 @@ class DraftControl:
         """A step without a draft: a part of its time may be spent on drafts."""
         self._earn(_LOSS_SHARE)
 
-    def verified(self, strength: int, drafted: int, accepted: int, rows: int, draft_s: float = 0.0) -> None:
-        """A run with `drafted` tokens was done, and `accepted` of them stood."""
+    def verified(
+        self, strength: int, drafted: int, accepted: int, rows: int, *, run_s: float, draft_s: float = 0.0
+    ) -> None:
+        """A run of `run_s` with `drafted` tokens was done, and `accepted` of them stood."""
         self._class(strength).observe(drafted, accepted)
-        run_s = self._costs.verify_s(drafted + 1) + drafted * draft_s
-        self._earn(1 + accepted - run_s * rows / self._costs.step_s(rows))
+        # The account pays what the run took, and not what was expected: that may be wrong.
+        spent_s = min(run_s, _MAX_OUTLIER * self._costs.verify_s(drafted + 1)) + drafted * draft_s
+        self._earn(1 + accepted - spent_s * rows / self._costs.step_s(rows))
 
     def _earn(self, tokens: float) -> None:
         self._credit_tokens = min(self._credit_tokens + tokens, _MOST_CREDIT_TOKENS)

@@ -104,7 +104,7 @@ class Speculation:
         self._verified = None
         self._costs.observe_verify(len(draft.ids) + 1, run_s)
         draft_s = self._model.token_s if self._model is not None and draft.strength == BY_MODEL else 0.0
-        self._control.verified(draft.strength, len(draft.ids), accepted, rows, draft_s)
+        self._control.verified(draft.strength, len(draft.ids), accepted, rows, run_s=run_s, draft_s=draft_s)
 
     def close(self) -> None:
         """Give back the place in the draft model. Safe to call twice."""

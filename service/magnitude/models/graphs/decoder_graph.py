@@ -34,6 +34,8 @@ MAX_POSITIONS = 32768
 
 HEAD_DIM_STEP = 16  # checked by ONNX Runtime's GroupQueryAttention when it rotates
 
+ROW_GROUP = 128  # rows that one thread of ONNX Runtime's MatMulNBits takes (StrideM in MlasQNBitGemmBatch)
+
 _EMBEDDING, _HEAD = "model.embed_tokens.weight", "lm_head.weight"
 _ROPE_FACTORS = "rope_freqs.weight"  # a divisor for each frequency, in GGUF files of Llama 3.1 and later
 
@@ -150,14 +152,18 @@ class DecoderGraph:
     def _with_spare_row(self, embedded: str) -> str:
         """The stream `[rows, tokens, hidden]`: of a lone token two rows, otherwise those of the batch.
 
+        MatMulNBits cuts rows into groups of `ROW_GROUP`, and computes a last group of one like a lone token: a piece
+        of such a length is doubled as well.
+
         Leaves `batch` and `stream_shape` (`[rows, 1, 1]`, for Expand) for the layers.
         """
         graph = self._graph
         graph.node("Shape", ["input_ids"], "ids.shape")
-        graph.node("ReduceProd", ["ids.shape"], "ids.count", attributes={"keepdims": 1})
-        graph.node("Equal", ["ids.count", graph.constant([1])], "ids.lone")
+        graph.node("Split", ["ids.shape"], ["batch", "ids.tokens"], attributes={"axis": 0, "num_outputs": 2})
+        graph.node("Mod", ["ids.tokens", graph.constant([ROW_GROUP])], "ids.rest")
+        graph.node("Mul", ["ids.rest", "batch"], "ids.last")
+        graph.node("Equal", ["ids.last", graph.constant([1])], "ids.lone")
         graph.node("Cast", ["ids.lone"], "spare_rows", attributes={"to": 7})  # TensorProto.INT64
-        graph.node("Slice", ["ids.shape", graph.constant([0]), graph.constant([1])], "batch")
         graph.node("Add", ["batch", "spare_rows"], "stream_rows")
         graph.node("Concat", ["stream_rows", graph.constant([1, 1])], "stream_shape", attributes={"axis": 0})
         return graph.node("Expand", [embedded, "stream_shape"], "stream")
