@@ -374,7 +374,9 @@ def streams(
         str, typer.Option(help="Values of engine.max_inter_token_ms for the prompt's part.")
     ] = "30,60,120",
     gguf: Annotated[Path | None, typer.Option(help="The GGUF file that the model was imported from.")] = None,
-    llama_server: Annotated[Path | None, typer.Option(help="llama.cpp's server; unset: the peers' one.")] = None,
+    llama_server: Annotated[
+        Path | None, typer.Option(envvar="MAGNITUDE_LLAMA_SERVER", help="llama.cpp's server; unset: the peers' one.")
+    ] = None,
     json: Json = None,
 ) -> None:
     """Four streams beside the bare graph and llama.cpp's server, and a long prompt that enters among them."""
