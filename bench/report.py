@@ -69,8 +69,8 @@ def figures_table(contenders: list[ContenderResult]) -> Table:
     return table
 
 
-def ratio_text(ratio: Spread) -> str:
-    return f"{ratio.median:.2f} ({ratio.low:.2f}, {ratio.high:.2f})"
+def ratio_text(ratio: Spread, digits: int = 2) -> str:
+    return f"{ratio.median:.{digits}f} ({ratio.low:.{digits}f}, {ratio.high:.{digits}f})"
 
 
 def memory_table(contenders: list[ContenderResult]) -> Table:

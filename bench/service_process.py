@@ -13,16 +13,20 @@ import tempfile
 import time
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import IO, Any
+from typing import Any
 
+import httpx
+import msgspec
 import psutil
 import yaml
 
 from bench.contender import PROJECT
+from magnitude.schedule.inference import ServiceState
 
 # Loading two small models takes seconds; a board with a slow card gets the rest.
 READY_TIMEOUT_S = 180.0
-STOP_TIMEOUT_S = 15.0
+# At a stop conversations are saved: ten seconds of writing, and the one that was begun by then.
+STOP_TIMEOUT_S = 45.0
 POLL_S = 0.02
 
 SERVE = (sys.executable, "-c", "from magnitude.cli.main import run; run()", "serve")
@@ -35,11 +39,12 @@ class ServiceFailed(Exception):
 class ServiceProcess:
     """A service that listens on loopback. `home` is its own and holds its log."""
 
-    def __init__(self, process: subprocess.Popen[bytes], port: int, home: Path) -> None:
-        self._process = process
+    def __init__(self, command: tuple[str, ...], port: int, home: Path) -> None:
+        self._command = command
         self.port = port
         self.home = home
-        self.pid = process.pid
+        self._process = self._spawn()
+        self.pid = self._process.pid
 
     @property
     def alive(self) -> bool:
@@ -69,6 +74,14 @@ class ServiceProcess:
     def log_tail(self, lines: int = 30) -> str:
         return "\n".join((self.home / "service.log").read_text("utf-8", "replace").splitlines()[-lines:])
 
+    def state(self) -> ServiceState:
+        """What the service says of itself, over its unix socket, which needs no key."""
+        transport = httpx.HTTPTransport(uds=str(self.home / "run/magnitude.sock"))
+        with httpx.Client(transport=transport, base_url="http://magnitude", timeout=30) as client:
+            return msgspec.json.decode(
+                client.get("/v1/magnitude/state").raise_for_status().content, type=ServiceState
+            )
+
     def stop(self) -> None:
         """SIGTERM, patience, SIGKILL."""
         self._process.terminate()
@@ -77,6 +90,26 @@ class ServiceProcess:
         except subprocess.TimeoutExpired:
             self._process.kill()
             self._process.wait()
+
+    def restart(self) -> float:
+        """Stop it, and start it again on the same home and port. How many seconds until it was ready again. Raises
+        `ServiceFailed`."""
+        begin = time.monotonic()
+        self.stop()
+        self._process = self._spawn()
+        self.pid = self._process.pid
+        self.wait_ready()
+        return time.monotonic() - begin
+
+    def _spawn(self) -> subprocess.Popen[bytes]:
+        environ = {
+            **os.environ,
+            "MAGNITUDE_HOME": str(self.home),
+            "PYTHONPATH": str(PROJECT / "service"),
+        }
+        environ.pop("MAGNITUDE_CONFIG", None)
+        with (self.home / "service.log").open("ab") as log:
+            return subprocess.Popen(self._command, stdin=subprocess.DEVNULL, stdout=log, stderr=log, env=environ)
 
 
 def status_of(port: int, path: str, timeout_s: float = 5.0) -> int | None:
@@ -121,8 +154,7 @@ def running_service(
     sections.setdefault("models", {})["folder"] = str(models.absolute())
     (home / "magnitude.yaml").write_text(yaml.safe_dump(sections))
     try:
-        with (home / "service.log").open("wb") as log:
-            service = ServiceProcess(_spawn(command, home, log), port, home)
+        service = ServiceProcess(command, port, home)
         try:
             service.wait_ready()
             yield service
@@ -130,13 +162,3 @@ def running_service(
             service.stop()
     finally:
         shutil.rmtree(home, ignore_errors=True)
-
-
-def _spawn(command: tuple[str, ...], home: Path, log: IO[bytes]) -> subprocess.Popen[bytes]:
-    environ = {
-        **os.environ,
-        "MAGNITUDE_HOME": str(home),
-        "PYTHONPATH": str(PROJECT / "service"),
-    }
-    environ.pop("MAGNITUDE_CONFIG", None)
-    return subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=log, stderr=log, env=environ)

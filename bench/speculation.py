@@ -41,7 +41,7 @@ FREE = (
     "Describe the life of a honey bee.",
     "Write a letter to a friend about a journey.",
 )
-TEMPERATURES = (0.0, 0.7)
+TEMPERATURES = (0.0, 0.3)  # the best token, and what requests get that name no temperature
 # What speculation is to reach, as a multiple of plain decode.
 GOALS = {"quotes": 1.3, "free text": 0.97}
 

@@ -24,23 +24,24 @@ from magnitude.board.roots import HostRoots
 from magnitude.config import Settings
 from magnitude.engine.client import EngineLink
 from magnitude.engine.protocol import PoolUse, Steps, ToService
-from magnitude.errors import EngineNotReady, MagnitudeError, ModelError
+from magnitude.errors import EngineNotReady, MagnitudeError
 from magnitude.feedback.metrics import Metrics
 from magnitude.feedback.records import Feedback
 from magnitude.intake.app import build_app
 from magnitude.intake.serve import serve
 from magnitude.intake.sockets import open_sockets
-from magnitude.models.adapters import with_adapters
-from magnitude.models.catalogue import BrokenModel, find, open_folder, resolve, scan
 from magnitude.models.description import ModelDescription
 from magnitude.paths import Paths, find_paths
-from magnitude.policy.fitting import fit_together
-from magnitude.policy.strategy import BoardFacts, Strategy, default_strategy, draft_bytes
+from magnitude.policy.selection import find_draft_model, find_models, select
+from magnitude.policy.strategy import BoardFacts, draft_bytes
+from magnitude.schedule.arbiter import Arbiter, MayUse, Want
 from magnitude.schedule.dispatcher import Dispatcher
 from magnitude.schedule.fresh_engine import FreshEngine
 from magnitude.schedule.golden_gate import GoldenGate
 from magnitude.schedule.loading import ModelLoader, load_deadline_s
+from magnitude.schedule.model_switch import ModelSwitch
 from magnitude.schedule.plan import ModelPlan
+from magnitude.schedule.planning import plan_models, residency_of
 from magnitude.schedule.slot_files import SlotFiles
 from magnitude.schedule.throughput import Throughput
 from magnitude.supervise.lifecycle import EngineLifecycle, LoadFailed, ModelsReady
@@ -56,68 +57,8 @@ GRACEFUL_S = 10.0
 FAREWELL_S = 1.0
 
 
-def choose_models(settings: Settings, found: list[ModelDescription]) -> list[ModelDescription]:
-    """The models to serve, default chat model first.
-
-    The chat model is the first decoder of `found` that is more than a draft model. Besides it come those that
-    `models.load` names, or every model that is not a decoder. Raises `ModelError` for a name that is not there.
-    """
-    by_name = {model.name: model for model in found}
-    if settings.models.load is not None:
-        missing = [name for name in settings.models.load if name not in by_name]
-        if missing:
-            raise ModelError(
-                f"models.load names {', '.join(missing)}, which the models folder does not hold",
-                param="models.load",
-                hint=f"There are: {', '.join(sorted(by_name)) or 'none'}; see 'magnitude list'",
-            )
-        others = [by_name[name] for name in settings.models.load]
-    else:
-        others = [model for model in found if model.kind != "decoder"]
-    decoders = [model for model in found if model.kind == "decoder"]
-    chat = next((model for model in decoders if model.name != settings.engine.draft_model), None)
-    chosen = [chat] if chat is not None else []
-    return chosen + [model for model in others if model is not chat]
-
-
-def find_models(settings: Settings, models_folder: Path) -> list[ModelDescription]:
-    """What is to be served, from the models folder and `engine.model_path`. Raises `ModelError` when nothing is."""
-    folder = Path(settings.models.folder) if settings.models.folder else models_folder
-    found: list[ModelDescription] = []
-    for entry in scan(folder):
-        if isinstance(entry, BrokenModel):
-            log.error(
-                "model folder is broken",
-                extra={"fields": {"folder": entry.folder, "reason": entry.message, "hint": entry.hint}},
-            )
-        else:
-            found.append(entry)
-    if settings.engine.model_path:
-        chat = open_folder(resolve(Path(settings.engine.model_path)))
-        found = [chat, *(model for model in found if model.name != chat.name)]
-    chosen = choose_models(settings, found)
-    if not chosen:
-        raise ModelError(
-            f"there is no model to serve: {folder} holds none that can be used",
-            hint="Import one with 'magnitude import SOURCE', or let scripts/run fetch the embedded models",
-        )
-    return chosen
-
-
-def find_draft_model(settings: Settings, models_folder: Path) -> ModelDescription | None:
-    """The model that `engine.draft_model` names. Raises `ModelError` when it is not there or no decoder."""
-    name = settings.engine.draft_model
-    if name is None or settings.engine.speculation == "off":
-        return None
-    folder = Path(settings.models.folder) if settings.models.folder else models_folder
-    model = open_folder(find(folder, name))
-    if model.kind != "decoder":
-        raise ModelError(
-            f"engine.draft_model names {name}, which generates no text",
-            param="engine.draft_model",
-            hint="Name a small model of the chat model's family, or leave it unset",
-        )
-    return model
+# The engine's name in the account of cores and memory.
+ENGINE = "engine"
 
 
 class Service:
@@ -129,12 +70,20 @@ class Service:
         self._golden = GoldenGate(paths.state)
         self._throughput = Throughput(paths.state)
         self._cpu = read_cpu(roots)
-        board = BoardFacts(usable_threads=self._cpu.threads)
+        allowance = self._allowance(effective_memory(roots).headroom_bytes)
+        board = BoardFacts(usable_threads=allowance.threads)
         draft = find_draft_model(settings, paths.models)
-        free_bytes = effective_memory(roots).headroom_bytes - draft_bytes(draft, settings.engine)
-        plans = self._plans(find_models(settings, paths.models), board, free_bytes, draft)
+        free_bytes = allowance.memory_bytes - draft_bytes(draft, settings.engine)
+        selection = select(settings, find_models(settings, paths.models))
+        plans, left_out = plan_models(settings, selection, board, free_bytes, draft)
+        if not plans:
+            raise next(iter(left_out.values()))
+        self._start = [plan for plan in plans if plan.stay != "on_demand"]
+        self.texts = TextCatalogue()
         self.supervisor = EngineSupervisor(
-            EngineLifecycle(load_deadline_s=load_deadline_s(plans), step_deadline_s=settings.engine.step_deadline_s),
+            EngineLifecycle(
+                load_deadline_s=load_deadline_s(self._start), step_deadline_s=settings.engine.step_deadline_s
+            ),
             load=self._load,
             on_message=self._on_message,
             on_up=self._on_up,
@@ -150,8 +99,30 @@ class Service:
             schedule=settings.schedule,
             kv=settings.kv,
             files=SlotFiles(paths.state / "kv", roots=roots),
+            left_out=left_out,
         )
         self.loader = ModelLoader(self.dispatcher, self._admit)
+        self.switch = ModelSwitch(
+            residency_of(plans, free_bytes=free_bytes, keep_alive_s=settings.models.keep_alive_s),
+            self.loader,
+            plans,
+            changed=self.dispatcher.models_changed,
+            refuse=self.dispatcher.refuse,
+            leaving=self._leaving,
+            loading=self.supervisor.model_loads,
+        )
+        self.dispatcher.use(self.switch)
+
+    def _allowance(self, free_bytes: int) -> MayUse:
+        """What the engine may draw from the board's one account of cores and memory. It is the only engine so far and
+        gets all of it; a second one would have to ask for a share."""
+        self.arbiter = Arbiter(threads=self._cpu.threads, memory_bytes=free_bytes)
+        wanted = Want(ENGINE, threads=self._cpu.threads, memory_bytes=free_bytes)
+        granted = [effect for effect in self.arbiter.apply(wanted) if isinstance(effect, MayUse)]
+        return granted[0] if granted else MayUse(ENGINE, threads=1, memory_bytes=0)
+
+    def loaded_at_start(self) -> list[ModelDescription]:
+        return [plan.description for plan in self._start]
 
     def metrics(self) -> Metrics:
         """Instruments that read this service's numbers when they are asked."""
@@ -174,49 +145,14 @@ class Service:
     async def stop(self) -> None:
         """End the engine and give the KV memory back."""
         await self.supervisor.stop()
+        await self.switch.close()
         await self.dispatcher.close()
-
-    def _plans(
-        self, models: list[ModelDescription], board: BoardFacts, free_bytes: int, draft: ModelDescription | None
-    ) -> list[ModelPlan]:
-        """Plans that fit together. The chat model must fit; another one that does not is left out and reported.
-
-        `draft` drafts for the chat model.
-        """
-
-        def wish(model: ModelDescription) -> Strategy:
-            return default_strategy(board, self.settings.engine, model.decoder, self.settings.kv)
-
-        fitted = fit_together(models, wish, free_bytes)
-        for model, error in fitted.left_out:
-            log.error("model left out", extra={"fields": {"model": model.name, "reason": str(error)}})
-        for model, strategy in fitted.served:
-            if strategy.context_length != wish(model).context_length:
-                log.warning(
-                    "context shortened to fit the memory",
-                    extra={
-                        "fields": {
-                            "model": model.name,
-                            "wished": wish(model).context_length,
-                            "context": strategy.context_length,
-                            "slots": strategy.slots,
-                            "free_mb": free_bytes // 1_000_000,
-                        }
-                    },
-                )
-        share = self.settings.kv.share_prefixes
-        plans = []
-        for model, strategy in fitted.served:
-            served, adapters = with_adapters(model)
-            plans.append(ModelPlan(served, strategy, adapters=adapters, share_prefixes=share))
-        if plans and plans[0].strategy.max_draft:
-            plans[0].draft = draft
-        return plans
 
     # --- what the supervisor tells ---
 
     async def _load(self, link: EngineLink) -> ModelsReady | LoadFailed:
-        return await self.loader.load_all(link)
+        await self.switch.settled()
+        return await self.loader.load_all(link, only=[plan.description.name for plan in self._start])
 
     async def _admit(self, plan: ModelPlan, graph_file: str, engine: FreshEngine) -> MagnitudeError | None:
         hello = self.supervisor.hello
@@ -236,9 +172,17 @@ class Service:
 
     def _on_up(self, link: EngineLink) -> None:
         self.dispatcher.engine_up(link)
+        failed = {plan.description.name: str(plan.failure) for plan in self._start if plan.failure}
+        loaded = [plan.description.name for plan in self._start if not plan.failure]
+        self.switch.engine_up(link, loaded, failed)
 
     def _on_down(self, reason: str) -> None:
+        self.switch.engine_down()
         self.dispatcher.engine_down(reason)
+
+    async def _leaving(self, model: str) -> None:
+        self.texts.forget(self.dispatcher.model(model))
+        await self.dispatcher.conversations.leave(model)
 
     def _on_failed(self, reason: str) -> None:
         self.dispatcher.refuse_all(
@@ -269,13 +213,12 @@ async def _serve(settings: Settings, paths: Paths, environ: MutableMapping[str, 
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, stop.set)
     metrics = service.metrics()
-    texts = TextCatalogue()
-    app = build_app(service.dispatcher, settings, texts=texts, metrics=metrics)
+    app = build_app(service.dispatcher, settings, texts=service.texts, metrics=metrics)
     addresses = ", ".join(listening.address for listening in sockets)
     watch = loop.create_task(service.supervisor.run())
     keeping = loop.create_task(service.dispatcher.conversations.run())
     # Tokenizers are read while the engine starts, so that the first request does not wait for them.
-    reading = loop.create_task(_report_text_problems(service.dispatcher.models(), texts))
+    reading = loop.create_task(_report_text_problems(service.loaded_at_start(), service.texts))
     farewell = loop.create_task(_say_farewell(service.dispatcher, stop))
     # A supervision that ended by an error of its own must take the service down, not leave it without an engine.
     watch.add_done_callback(lambda _: stop.set())

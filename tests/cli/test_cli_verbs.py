@@ -10,7 +10,7 @@ from pathlib import Path
 
 import msgspec
 import pytest
-from fake_service import FakeService
+from fake_service import STATE, FakeService
 from typer.testing import CliRunner
 
 import magnitude
@@ -146,6 +146,21 @@ def test_ps_shows_models_memory_and_queue(cli: CliRunner, service: FakeService) 
     for said in ("9.9.9", "ready", "1 h 1 min", "4242", "tiny-chat", "131 MB", "int8", "1.5 MB of 94.0 MB", "217 MB"):
         assert said in result.stdout
     assert service.keys == ["Bearer secret"]
+
+
+def test_ps_says_which_models_are_in_memory(cli: CliRunner, service: FakeService) -> None:
+    (chat,) = STATE["models"]
+    places = [("loaded", "on_demand"), ("absent", "on_demand"), ("loading", "on_demand"), ("absent", "at_start")]
+    models = [
+        {**chat, "name": f"model-{n}", "residency": residency, "stay": stay}
+        for n, (residency, stay) in enumerate(places)
+    ]
+    service.more_state = {"models": [chat, *models]}
+    lines = cli.invoke(app, ["ps", "--url", f"unix:{service.socket}"]).stdout.splitlines()
+    shown = {line.split()[0]: line for line in lines if line.startswith(("tiny-chat", "model-"))}
+    assert shown["tiny-chat"].rstrip().endswith(" serving")
+    ends = ["serving, on request", " on request", " loading", " not loaded"]
+    assert all(shown[f"model-{n}"].rstrip().endswith(end) for n, end in enumerate(ends))
 
 
 def test_ps_shows_slots_prefixes_conversations_and_segments(cli: CliRunner, service: FakeService) -> None:

@@ -17,10 +17,13 @@ from magnitude.engine.protocol import (
     Failed,
     Finished,
     GrammarSpec,
+    Measure,
+    Measured,
     PrefillProgress,
     SamplerSettings,
     Tokens,
 )
+from magnitude.models.description import ModelDescription
 
 NewKv = Callable[..., KvFile]
 
@@ -199,3 +202,27 @@ def test_a_generation_is_cancelled_while_its_grammar_is_built_and_its_slot_is_fr
     assert tiny_engine.wait(Finished, request_id).reason == "cancelled"
     ids, _ = tiny_engine.generate([1, 2, 3])
     assert len(ids) == 8
+
+
+def test_steps_of_each_batch_size_are_measured_on_request(tiny: ModelDescription, new_kv: NewKv):
+    with EngineDriver() as engine:
+        engine.load(tiny, new_kv(tiny, slots=4))
+        request_id = engine.new_id()
+        engine.send(Measure(request_id=request_id, model="tiny", slot=3, rows=(1, 2, 4), past_tokens=16, steps=3))
+        measured = engine.wait(Measured, request_id)
+        assert len(measured.step_s) == 3 and min(measured.step_s) > 0
+        for wrong in ({"slot": 4}, {"rows": (1, 5)}, {"past_tokens": 96}, {"model": "other"}):
+            request_id = engine.new_id()
+            fields = {"model": "tiny", "slot": 3, "rows": (1,), "past_tokens": 16} | wrong
+            engine.send(Measure(request_id=request_id, **fields))
+            assert engine.wait(Failed, request_id).request_fault
+
+
+def test_nothing_is_measured_beside_a_generation(tiny: ModelDescription, new_kv: NewKv):
+    with EngineDriver() as engine:
+        engine.load(tiny, new_kv(tiny, slots=2))
+        running = engine.start([1, 2, 3], max_new_tokens=90)
+        request_id = engine.new_id()
+        engine.send(Measure(request_id=request_id, model="tiny", slot=1, rows=(1,), past_tokens=16))
+        assert engine.wait(Failed, request_id).code == "engine_busy"
+        assert len(engine.collect(running)[0]) > 0

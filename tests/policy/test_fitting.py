@@ -6,7 +6,7 @@ from hypothesis import strategies as st
 from magnitude.errors import BudgetExceeded
 from magnitude.models.description import DecoderShape, EncoderShape, ModelDescription
 from magnitude.models.ledger import ledger
-from magnitude.policy.fitting import fit_to_memory, fit_together
+from magnitude.policy.fitting import POOL_SHARE, account_bytes, fit_each, fit_to_memory, fit_together, need_of
 from magnitude.policy.strategy import Strategy
 
 MIB = 1 << 20
@@ -113,8 +113,40 @@ def test_memory_is_not_promised_twice(free_mib: int) -> None:
     fitted = fit_together([CHAT, second, EMBEDDER], wish, free_mib * MIB)
     held = 0
     for model, strategy in fitted.served:
-        held += model.weight_bytes
-        if model.decoder:
-            held += strategy.kv_budget_bytes
-    assert held <= free_mib * MIB
+        held += need_of(model, strategy).total_bytes
+    assert held <= account_bytes(free_mib * MIB)
+    assert len(fitted.served) + len(fitted.left_out) == 3
+
+
+def test_kv_beyond_the_share_of_pools_is_cut_and_no_slot_is_longer_than_the_rest() -> None:
+    wide = msgspec.structs.replace(WISH, max_batch=16, kv_budget_bytes=16 * 8192 * 46080)
+    ((_, strategy),) = fit_together([CHAT], lambda model: wide, 12_000 * MIB).served
+    limit_bytes = int(POOL_SHARE * account_bytes(12_000 * MIB))
+    assert strategy.context_length == 8192
+    assert need_of(CHAT, wide).pool_bytes <= limit_bytes
+    ((_, strategy),) = fit_together([CHAT], lambda model: wide, 8_000 * MIB).served
+    need = need_of(CHAT, strategy)
+    assert need.pool_bytes <= int(POOL_SHARE * account_bytes(8_000 * MIB)) < need.pool_bytes + 46080
+    assert strategy.context_length * 46080 <= strategy.kv_budget_bytes
+
+
+def test_activations_beyond_the_share_of_pools_are_refused() -> None:
+    wordy = msgspec.structs.replace(
+        CHAT, name="wordy", decoder=msgspec.structs.replace(CHAT.decoder, vocab_size=10**6)
+    )
+    with pytest.raises(BudgetExceeded, match="60% of the memory"):
+        fit_together([wordy], wish, 2200 * MIB)
+
+
+@given(st.integers(360, 16384))
+def test_each_model_on_demand_fits_beside_the_pinned_ones(free_mib: int) -> None:
+    free_bytes = free_mib * MIB
+    pinned = fit_together([CHAT], wish, free_bytes).served
+    others = [msgspec.structs.replace(CHAT, name="second"), EMBEDDER, heavy(4096)]
+    fitted = fit_each(others, wish, free_bytes, pinned)
+    held_bytes = need_of(*pinned[0]).total_bytes
+    for model, strategy in fitted.served:
+        need = need_of(model, strategy)
+        assert held_bytes + need.total_bytes <= account_bytes(free_bytes)
+        assert need.pool_bytes <= POOL_SHARE * account_bytes(free_bytes)
     assert len(fitted.served) + len(fitted.left_out) == 3

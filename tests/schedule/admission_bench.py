@@ -8,11 +8,17 @@ from magnitude.schedule.inference import Deadline
 
 
 class Slots:
-    """`Places` with `count` slots, lowest free number first; a request keeps its slot until `free`."""
+    """`Places` with `count` slots, lowest free number first; a request keeps its slot until `free`. All models are
+    loaded but those in `absent`; those in `leaving` start nothing new."""
 
     def __init__(self, count: int = 1000) -> None:
         self.count = count
         self.held: dict[int, int] = {}
+        self.absent: set[str] = set()
+        self.leaving: set[str] = set()
+
+    def ready(self, model: str, *, begun: bool) -> bool:
+        return model not in self.absent and (begun or model not in self.leaving)
 
     def place(self, request_id: int, now_s: float) -> int | None:
         if request_id not in self.held:

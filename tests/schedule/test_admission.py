@@ -121,6 +121,9 @@ class Memory:
         self.total, self.needs = total, needs
         self.held: set[int] = set()
 
+    def ready(self, model: str, *, begun: bool) -> bool:
+        return True
+
     def place(self, request_id: int, now_s: float) -> int | None:
         if sum(self.needs[held] for held in self.held | {request_id}) > self.total:
             return None

@@ -17,7 +17,7 @@ from magnitude.feedback.records import Feedback
 from magnitude.models.description import DecoderShape, EncoderShape, ModelDescription
 from magnitude.policy.strategy import Strategy
 from magnitude.schedule.dispatcher import Dispatcher
-from magnitude.schedule.inference import GenerationTask
+from magnitude.schedule.inference import Deadline, GenerationTask
 from magnitude.schedule.loading import ModelLoader
 from magnitude.schedule.plan import ModelPlan
 from magnitude.supervise.engine_process import EngineProcess
@@ -197,6 +197,38 @@ def test_a_generation_that_has_said_enough_counts_as_done_with_the_engine_s_time
         figures = house.feedback.figures()["generate m"]
         assert (figures.cancelled, figures.failed, figures.count) == (0, 0, 1)
         assert figures.run_p50_s > 0
+
+    House([plan("m", slots=1)]).play(scenario)
+
+
+def soft(after_s: float) -> Deadline:
+    return Deadline(at_s=time.monotonic() + after_s, hard=False, may_cut=("tokens",))
+
+
+def test_an_answer_that_ends_at_its_soft_deadline_tells_the_engine_s_times() -> None:
+    async def scenario(house: House) -> None:
+        await read(house, [1, 5])  # until the engine is up
+        wanted = msgspec.structs.replace(task([1, 2], limit=100_000), deadline=soft(0.3))
+        generation = await house.dispatcher.generate(wanted)
+        while (emission := await generation.next()).reason is None:
+            pass
+        assert (emission.reason, emission.cut) == ("length", "deadline")
+        assert emission.prefill_s > 0
+        await house.until(lambda: house.dispatcher.running == 0)
+        figures = house.feedback.figures()["generate m"]
+        assert (figures.cancelled, figures.failed, figures.count) == (0, 0, 2)
+
+    House([plan("m", slots=1)]).play(scenario)
+
+
+def test_an_engine_that_dies_after_a_soft_deadline_takes_nothing_from_the_answer() -> None:
+    async def scenario(house: House) -> None:
+        await read(house, [1, 5])
+        wanted = msgspec.structs.replace(task([3, 5], limit=100_000), deadline=soft(0.3))  # the engine falls silent
+        generation = await house.dispatcher.generate(wanted)
+        while (emission := await generation.next()).reason is None:
+            pass
+        assert (emission.reason, emission.cut) == ("length", "deadline")
 
     House([plan("m", slots=1)]).play(scenario)
 

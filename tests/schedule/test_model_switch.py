@@ -74,7 +74,7 @@ class Switching:
             self.plans.values(),
             changed=self.changed,
             refuse=self.refuse,
-            leaving=self.left.append,
+            leaving=self.leaving,
             clock=lambda: self.now_s,
         )
 
@@ -96,6 +96,9 @@ class Switching:
                 self.waiting[model] = 0
                 self.running[model] += count
                 self.switch.in_use(model, self.running[model], waiting=False)
+
+    async def leaving(self, model: str) -> None:
+        self.left.append(model)
 
     def refuse(self, model: str, error: MagnitudeError) -> None:
         self.waiting[model] = 0
@@ -159,7 +162,7 @@ def test_a_model_makes_room_when_its_requests_are_done_and_gives_its_memory_back
         await asyncio.sleep(0.02)
         assert (house.sent(), house.left) == ([("load", "a")], [])
         house.end("a")
-        assert house.left == ["a"]
+        await house.until(lambda: house.left == ["a"])
         await house.until(lambda: house.running["b"] == 1)
         assert kv.resident_bytes() == 0
         house.now_s += 1000.0
@@ -269,8 +272,8 @@ def test_a_request_outlives_the_engine_that_died_loading_its_model() -> None:
 
 def test_a_plan_needs_what_the_ledger_says() -> None:
     planned = plan("a")
-    need = need_of(planned, pinned=True)
-    assert (need.name, need.weight_bytes, need.kv_bytes, need.pinned) == ("a", 40, 7, True)
+    need = need_of(planned)
+    assert (need.name, need.weight_bytes, need.kv_bytes, need.pinned, need.stays) == ("a", 40, 7, True, False)
     # Activations of eight tokens, logits of two rows, the tokenizer's tables of 16 tokens.
     assert need.activation_bytes == 8 * 8 * 29 * 4 + 2 * 16 * 4 + 16 * 1350
     assert planned.kv is not None
@@ -300,6 +303,9 @@ def test_models_change_places_in_a_real_engine_process_and_come_back_after_its_d
     def refuse(model: str, error: MagnitudeError) -> None:
         raise AssertionError(f"{model} is refused: {error}")
 
+    async def leaving(model: str) -> None:
+        pass
+
     async def spawn(on_exit: Callable[[str], None]) -> EngineProcess:
         return await EngineProcess.spawn(on_exit, command=(sys.executable, str(FAKE_ENGINE)))
 
@@ -326,6 +332,7 @@ def test_models_change_places_in_a_real_engine_process_and_come_back_after_its_d
         plans.values(),
         changed=changed,
         refuse=refuse,
+        leaving=leaving,
         clock=lambda: time.monotonic() + skipped_s,
     )
 

@@ -95,6 +95,14 @@ def test_a_model_with_open_requests_starts_no_more_and_leaves_when_they_are_done
     assert residency.apply(Unloaded("a"), 103.0) == [Load("b")]
 
 
+def test_a_model_that_every_start_loads_leaves_for_room_but_not_for_being_unused() -> None:
+    residency = up(CHAT, need("a", 50, stays=True), need("b", 50))
+    loaded(residency, "a", 10.0)
+    assert residency.apply(Tick(), 1e6) == []
+    assert residency.next_wake_s() is None
+    assert residency.apply(Wanted("b"), 1e6) == [Unload("a")]
+
+
 def test_of_two_busy_models_the_one_that_was_asked_to_leave_does() -> None:
     residency = up(CHAT, need("a", 30), need("b", 30), need("c", 30))
     loaded(residency, "a", 10.0)
@@ -256,6 +264,15 @@ def test_a_load_that_failed_for_good_is_tried_again_only_with_another_engine() -
     residency.apply(EngineDown(), 1e6)
     residency.apply(EngineUp(("chat",)), 1e6)
     assert residency.apply(Wanted("a"), 1e6) == [Load("a")]
+
+
+def test_what_failed_at_the_start_of_an_engine_is_not_tried_with_it_again() -> None:
+    residency = Residency([CHAT, need("a")], budget_bytes=100, keep_alive_s=900.0)
+    assert residency.apply(EngineUp((), {"chat": "torn", "a": "torn, too"}), 0.0) == []
+    assert residency.apply(Wanted("a"), 1.0) == [Refuse("a", "torn, too")]
+    residency.apply(EngineDown(), 2.0)
+    assert residency.apply(EngineUp(("chat",)), 3.0) == []
+    assert residency.apply(Wanted("a"), 4.0) == [Load("a")]
 
 
 # --- engine and memory ---

@@ -18,6 +18,8 @@ from magnitude.supervise.lifecycle import (
     Kill,
     LoadFailed,
     LoadModels,
+    ModelLoadEnded,
+    ModelLoads,
     ModelsReady,
     Phase,
     SaidHello,
@@ -106,6 +108,23 @@ def test_steps_are_progress_however_long_a_request_is_open() -> None:
     engine = up()
     for second in range(1, 3600):
         assert engine.apply(Beat(second, 0.0, open_requests=1), float(second)) == []
+
+
+def test_loading_a_model_beside_open_requests_may_take_longer_than_a_step_but_not_for_ever() -> None:
+    engine = up()
+    engine.apply(ModelLoads(200.0), 1.0)
+    for at_s in range(2, 201):
+        assert engine.apply(Beat(7, 0.0, open_requests=1), float(at_s)) == []
+    assert acts(engine.apply(Beat(7, 0.0, open_requests=0), 202.0)) == [Kill]
+
+
+def test_after_a_model_was_loaded_open_requests_are_to_make_progress_again() -> None:
+    engine = up()
+    engine.apply(Beat(7, 0.0, open_requests=1), 0.5)
+    engine.apply(ModelLoads(200.0), 1.0)
+    engine.apply(ModelLoadEnded(), 150.0)
+    assert engine.apply(Beat(7, 0.0, open_requests=1), 209.0) == []
+    assert acts(engine.apply(Beat(7, 0.0, open_requests=1), 211.0)) == [Kill]
 
 
 def test_it_struggles_after_failures_in_a_row_until_it_is_up() -> None:

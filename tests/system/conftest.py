@@ -8,6 +8,7 @@ from pathlib import Path
 
 import onnx
 import pytest
+from agent_client import link_models, write_settings
 from onnx import TensorProto, helper
 from started_service import GOLDEN, RunningService, import_source
 from tokenizers import Tokenizer
@@ -26,6 +27,8 @@ def service_home(magnitude_home: Path, tmp_path_factory: pytest.TempPathFactory)
     for folder in (magnitude_home / "models").iterdir():
         if not folder.name.startswith("."):
             (models / folder.name).symlink_to(folder)
+    # With a float KV cache verified drafts round differently, and some tests compare two answers to one request.
+    (home / "magnitude.yaml").write_text("engine: {speculation: off}\n")
     import_source("tiny-reranker", home, reranker_folder(tmp_path_factory.mktemp("reranker")))
     import_source("affine", home, affine_graph(tmp_path_factory.mktemp("graph") / "affine.onnx"))
     return home
@@ -34,6 +37,31 @@ def service_home(magnitude_home: Path, tmp_path_factory: pytest.TempPathFactory)
 @pytest.fixture(scope="session")
 def service(service_home: Path) -> Iterator[RunningService]:
     running = RunningService(service_home)
+    running.wait_ready()
+    yield running
+    running.stop()
+
+
+@pytest.fixture(scope="session")
+def agents(magnitude_home: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningService]:
+    """A service as agents use it: two API keys, the default batch, the embedded models."""
+    home = tmp_path_factory.mktemp("agents")
+    link_models(home, magnitude_home)
+    write_settings(home)
+    running = RunningService(home)
+    running.wait_ready()
+    yield running
+    running.stop()
+
+
+@pytest.fixture(scope="session")
+def narrow(magnitude_home: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningService]:
+    """A service that computes one generation at a time, so that everybody else waits: for who goes first."""
+    home = tmp_path_factory.mktemp("narrow")
+    link_models(home, magnitude_home)
+    engine = {"max_batch_size": 1, "context_length": 2048}
+    write_settings(home, engine=engine, server={"max_queue": 2})
+    running = RunningService(home)
     running.wait_ready()
     yield running
     running.stop()

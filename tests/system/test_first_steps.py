@@ -206,16 +206,23 @@ def test_a_client_that_leaves_frees_its_slot_and_counts_as_cancelled(
     assert after["failed"] == before["failed"]
 
 
-def test_the_memory_of_a_finished_conversation_is_given_back(service: RunningService, client: openai.OpenAI) -> None:
+def test_the_memory_of_a_deleted_conversation_is_given_back(service: RunningService, client: openai.OpenAI) -> None:
     client.chat.completions.create(model=CHAT, messages=ask("word " * 1500), max_tokens=4)
     service.until_idle()
+
+    def held_bytes() -> int:
+        (chat,) = [model for model in service.state()["models"] if model["name"] == CHAT]
+        return chat["kv_resident_bytes"]
+
+    assert held_bytes() > 10_000_000
+    with service.admin() as admin:
+        assert admin.delete("/v1/magnitude/kv").json()["deleted"] > 0
     # What is left are the borders that slots share with their neighbours: less than a page a tensor.
     for _ in range(200):  # it is given back beside the next requests, not before them
-        (chat,) = [model for model in service.state()["models"] if model["name"] == CHAT]
-        if chat["kv_resident_bytes"] < 1_000_000:
+        if held_bytes() < 1_000_000:
             return
         time.sleep(0.05)
-    pytest.fail(f"{chat['kv_resident_bytes']} bytes are still held")
+    pytest.fail(f"{held_bytes()} bytes are still held")
 
 
 def test_numbers_for_prometheus_are_the_admins(service: RunningService, client: openai.OpenAI) -> None:

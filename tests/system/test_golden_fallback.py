@@ -13,6 +13,7 @@ import pytest
 from onnx import helper
 from started_service import RunningService
 
+from magnitude.models.catalogue import open_folder
 from magnitude.models.golden import GOLDEN_FILE, read_golden, write_golden
 from magnitude.models.integrity import file_entry
 from magnitude.models.manifest import read_manifest, write_manifest
@@ -46,17 +47,15 @@ def break_golden(folder: Path) -> None:
 
 
 def break_kernels(folder: Path) -> None:
-    """Make the product graph negate its logits; the fallback graph stays as it was."""
-    path = folder / "model.onnx"
+    """Make the graph that is served negate its logits; the fallback graph stays as it was."""
+    path = folder / open_folder(folder).graph_file
     graph = onnx.load(str(path), load_external_data=False)
     head = next(node for node in graph.graph.node if "logits" in node.output)
     head.output[:] = ["raw_logits"]
     graph.graph.node.append(helper.make_node("Neg", ["raw_logits"], ["logits"]))
     path.write_bytes(graph.SerializeToString())
     manifest = read_manifest(folder)
-    write_manifest(
-        folder, msgspec.structs.replace(manifest, files={**manifest.files, "model.onnx": file_entry(path)})
-    )
+    write_manifest(folder, msgspec.structs.replace(manifest, files={**manifest.files, path.name: file_entry(path)}))
 
 
 def test_a_model_that_fails_its_golden_set_serves_from_the_fallback_graph_and_says_so(

@@ -13,7 +13,7 @@ from magnitude.cli.options import ConfigOption, JsonOption, KeyOption, UrlOption
 if TYPE_CHECKING:
     from magnitude.feedback.records import TaskFigures
     from magnitude.schedule.figures import ModelFigures
-    from magnitude.schedule.inference import ServiceState
+    from magnitude.schedule.inference import ModelState, ServiceState
     from magnitude.schedule.slot_terms import KvFigures
 
 
@@ -77,7 +77,7 @@ def show(state: ServiceState, where: str) -> None:
             str(model.context_tokens) if model.kv_type else "-",
             model.kv_type or "-",
             f"{size(model.kv_resident_bytes)} of {size(model.kv_reserved_bytes)}" if model.kv_type else "-",
-            model.failure or "serving",
+            model.failure or standing(model),
         )
     console.print(table)
     for model_name, schedule in state.schedule.models.items():
@@ -95,6 +95,15 @@ def show(state: ServiceState, where: str) -> None:
             f"P95 {figures.run_p95_s:.3f} s{_extras(figures)}",
             markup=False,
         )
+
+
+def standing(model: ModelState) -> str:
+    """Whether the model is in memory, and how long it will be."""
+    if model.residency == "loaded":
+        return "serving, on request" if model.stay == "on_demand" else "serving"
+    if model.residency == "absent":
+        return "on request" if model.stay == "on_demand" else "not loaded"
+    return model.residency
 
 
 def schedule_lines(name: str, figures: ModelFigures) -> list[str]:

@@ -36,10 +36,11 @@ class EngineSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
         ),
     ] = 60.0
     speculation: Annotated[
-        Literal["auto", "off"],
+        Literal["auto", "on", "off"],
         Meta(
             description="Whether tokens are drafted ahead from the prompt or by draft_model and verified together; "
-            "auto stops by itself where it does not pay."
+            "it stops where it does not pay. auto drafts only where that gives the very text of plain decoding "
+            "(measured at load; so with INT8 KV), on also with float KV."
         ),
     ] = "auto"
     draft_model: Annotated[

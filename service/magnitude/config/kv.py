@@ -15,7 +15,7 @@ class KvSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
             ge=0,
             le=1024,
             description="Conversations whose KV can be held at once, running or waiting. "
-            "0: four for each one of engine.max_batch_size. A slot costs memory only for the tokens in it.",
+            "0: eight for each one of engine.max_batch_size. A slot costs memory only for the tokens in it.",
         ),
     ] = 0
     budget_bytes: Annotated[

@@ -20,7 +20,7 @@ class ModelsSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
         list[str] | None,
         Meta(
             description="Names of models to load at start besides the chat model. "
-            "Unset: every model in the folder that is no chat model."
+            "Unset: every model in the folder that is no chat model. The others are loaded on request."
         ),
     ] = None
     aliases: Annotated[

@@ -87,8 +87,9 @@ def _reusable(request: Generate, kv: KvMemory, model_hash: str, ids: list[int], 
     else:
         record = request.kv_holds
         valid = wanted if holds(header, model_hash, layout_id, record.tokens, record.ids_hash) else 0
+    # The last piece of a prompt is always computed, and a source may have ended since it was chosen.
     if valid < wanted:
-        log.warning("slot %d: %d of %d positions are trusted, the rest is computed again", source, valid, wanted)
+        log.info("slot %d: %d of %d positions are trusted, the rest is computed again", source, valid, wanted)
     if request.kv_holds is None and running is None:
         return first_position(len(request.prompt), len(request.emitted), request.prefill_chunk, valid)
     if request.emitted:

@@ -377,9 +377,10 @@ class EngineLoop:
         self._progress.run_begins()
         try:
             step_s = model.measure(message, self._clock)
+            exact = model.verifies_exactly(message.slot)
         finally:
             self._progress.run_ends(finished=True)
-        self._send(Measured(request_id=message.request_id, step_s=step_s))
+        self._send(Measured(request_id=message.request_id, step_s=step_s, verifies_exactly=exact))
 
     def _open_changed(self) -> None:
         """Keep the count that the heartbeat reports, and answer `Drain` when nothing is open."""

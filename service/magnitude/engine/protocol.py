@@ -325,6 +325,7 @@ class Measured(Message, frozen=True, kw_only=True, tag="measured"):
 
     request_id: int
     step_s: tuple[float, ...]
+    verifies_exactly: bool = False  # whether several tokens in one run gave the very logits that they give one by one
 
 
 class Vectors(Message, frozen=True, kw_only=True, tag="vectors"):

@@ -24,7 +24,8 @@ def knee(step_s_by_rows: Mapping[int, float]) -> int:
         return 1
     steps_s = _rising([step_s for _, step_s in measured])
     rates = {rows: rows / step_s for (rows, _), step_s in zip(measured, steps_s, strict=True)}
-    return min(rows for rows, rate in rates.items() if rate >= WORTHWHILE * max(rates.values()))
+    enough = WORTHWHILE * max(rates.values()) * (1 - 1e-9)  # short of it by a rounding error is enough
+    return min(rows for rows, rate in rates.items() if rate >= enough)
 
 
 def _rising(values: list[float]) -> list[float]:

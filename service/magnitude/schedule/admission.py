@@ -3,7 +3,7 @@
 Each decoder model has compute slots, as many generations as run together at the throughput knee; encoder and tensor
 runs share a few places in the engine, so that a flood of embeddings cannot fill its inbox. One bounded queue stands
 in front of them all; who is next is decided per pool (`pool.py`). A generation needs a KV slot besides, which
-`Places` gives.
+`Places` gives; and nothing starts whose model is not loaded.
 
 No compute slot stands idle while somebody waits for it, with two exceptions: a slot that is held for a client that
 announced itself, and slots left free while one that is overdue waits for KV memory.
@@ -276,6 +276,8 @@ class Admission:
             overdue = pool.rank(request, now_s) == OVERDUE
             if (only_begun and not request.begun) or pool.free <= self._held_against(pool, request, now_s):
                 continue
+            if not self._places.ready(submit.model, begun=request.begun):
+                continue  # not even an overdue one holds others back: it waits for no place of theirs
             placement: object | None = None
             if submit.lane == "generation":
                 placement = self._places.place(submit.request_id, now_s)
@@ -330,6 +332,7 @@ class Admission:
             request.submit.priority == "interactive"
             and request.submit.lane == "generation"
             and not request.unplaced
+            and self._places.ready(request.submit.model, begun=request.begun)
             and not self._held_against(pool, request, now_s)
             for request in pool.waiting
         )

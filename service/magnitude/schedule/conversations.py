@@ -97,6 +97,9 @@ class Conversations:
                 await asyncio.to_thread(self._files.restore, plan.kv, placement.slot, saved)
             except MagnitudeError as error:
                 log.warning("a saved conversation could not be read", extra={"fields": {"reason": str(error)}})
+            except Exception:
+                # The request waits for this: it computes its prompt then, like any other.
+                log.exception("a saved conversation could not be read, on an error that nobody foresaw")
             else:
                 restore_s = max(1e-6, self._clock() - started_s)
                 self._restore_bytes_per_s = saved.size_bytes / restore_s
@@ -188,7 +191,10 @@ class Conversations:
 
     async def run(self) -> None:
         """Find what earlier runs saved, then look at idle conversations now and then, until cancelled."""
-        await self._find_saved()
+        try:
+            await self._find_saved()
+        except Exception:
+            log.exception("saved conversations could not be found")
         while True:
             await asyncio.sleep(LOOK_EVERY_S)
             try:
@@ -209,6 +215,18 @@ class Conversations:
         for plan in self._plans.values():
             if plan.kv is not None:
                 plan.kv.close()
+
+    async def leave(self, model: str) -> None:
+        """The model leaves memory: save what the policy allows of its idle conversations, and give all of them up."""
+        table = self._plans[model].table
+        if table is None:
+            return
+        try:
+            await self._look(at_stop=True, only=model)
+        except Exception:
+            log.exception("conversations of a model that leaves could not be saved")
+        table.evict_all()
+        self._clean(self._plans[model])
 
     async def _find_saved(self) -> None:
         if self._files is None:
@@ -233,15 +251,16 @@ class Conversations:
         plan = self._plans.get(saved.scope.model)
         return plan is not None and plan.scope(saved.scope.owner, saved.scope.adapter) == saved.scope
 
-    async def _look(self, *, at_stop: bool) -> None:
-        """Save idle conversations, as many as the policy allows, and free their memory."""
+    async def _look(self, *, at_stop: bool, only: str | None = None) -> None:
+        """Save idle conversations, as many as the policy allows, and free their memory; of the model `only` or of
+        all. `at_stop`: they lose their memory now, also when they were used a moment ago."""
         if self._files is None or not self._settings.save:
             return
         candidates: list[Candidate] = []
         slots: dict[tuple[str, int], IdleSlot] = {}
         saved = list(self._saved.values())
         for name, plan in self._plans.items():
-            if plan.table is None or plan.kv is None:
+            if plan.table is None or plan.kv is None or only not in (None, name):
                 continue
             idle_s = 0.0 if at_stop else self._settings.save_after_s
             for idle in plan.table.idle(self._clock(), idle_s, self._settings.saved_min_tokens):

@@ -6,62 +6,42 @@ It implements `schedule.inference.Inference`. It lives on the service's event lo
 from __future__ import annotations
 
 import asyncio
+import copy
 import itertools
-import logging
 import time
-from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
+from typing import TYPE_CHECKING
 
 import msgspec
 
 from magnitude.config.kv import KvSettings
 from magnitude.config.schedule import ScheduleSettings
 from magnitude.engine.client import EngineLink
-from magnitude.engine.protocol import (
-    CancelRequest,
-    Failed,
-    Finished,
-    Message,
-    PrefillProgress,
-    Tensor,
-    TensorInfo,
-    ToService,
-)
-from magnitude.errors import (
-    DeadlineExceeded,
-    EngineError,
-    EngineGone,
-    EngineNotReady,
-    MagnitudeError,
-    ModelError,
-    Overloaded,
-    RequestError,
-)
+from magnitude.engine.protocol import Failed, Finished, PrefillProgress, Tensor, TensorInfo, ToService
+from magnitude.errors import EngineNotReady, MagnitudeError
 from magnitude.feedback.records import Feedback, TaskRecord
 from magnitude.models.description import ModelDescription
 from magnitude.schedule.admission import Admission
+from magnitude.schedule.arrivals import Arrivals
 from magnitude.schedule.conversations import Conversations
+from magnitude.schedule.demand import Demand, DemandTeller, demands, waits
+from magnitude.schedule.engine_errors import error_from
 from magnitude.schedule.events import (
-    Dropped,
-    Effect,
     Ended,
     EngineDown,
     EngineUp,
     Event,
-    Expire,
-    Interrupt,
-    Lost,
-    Pause,
     Paused,
     PlacesChanged,
     Reject,
     Reserve,
-    Start,
+    SetComputeSlots,
     Submit,
     Tick,
     Withdraw,
 )
-from magnitude.schedule.figures import ModelFigures, ScheduleFigures
+from magnitude.schedule.execution import Execution
+from magnitude.schedule.figures import ScheduleFigures
 from magnitude.schedule.inference import (
     Deadline,
     GenerationTask,
@@ -74,19 +54,26 @@ from magnitude.schedule.inference import (
     VectorsResult,
 )
 from magnitude.schedule.open_generation import OpenGeneration
-from magnitude.schedule.open_tasks import OpenRun, OpenTask
+from magnitude.schedule.open_tasks import OpenTask
 from magnitude.schedule.plan import ModelPlan
-from magnitude.schedule.report import EngineView, health_of, state_of
+from magnitude.schedule.report import EngineView, figures_of, health_of, state_of
+from magnitude.schedule.residency import State
 from magnitude.schedule.runs import Runs
 from magnitude.schedule.served_models import ServedModels
 from magnitude.schedule.slot_files import SlotFiles
 from magnitude.schedule.slot_terms import Placement
+from magnitude.supervise.lifecycle import Phase
 
-log = logging.getLogger("magnitude.schedule")
+if TYPE_CHECKING:
+    from magnitude.schedule.model_switch import ModelSwitch
 
 
 class Dispatcher:
-    """Requests in, results out, over one engine. `plans` is in order: the first decoder is the default."""
+    """Requests in, results out, over one engine. `plans` is in order: the first decoder is the default. `left_out`
+    says by name why a model has no plan.
+
+    Until `use` names a switch, all models are taken for loaded while the engine is up.
+    """
 
     def __init__(
         self,
@@ -99,10 +86,11 @@ class Dispatcher:
         schedule: ScheduleSettings | None = None,
         kv: KvSettings | None = None,
         files: SlotFiles | None = None,
+        left_out: Mapping[str, MagnitudeError] | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         schedule = schedule or ScheduleSettings()
-        self.models_served = ServedModels(plans, aliases=aliases, engine=engine, clock=clock)
+        self.models_served = ServedModels(plans, aliases=aliases, engine=engine, left_out=left_out, clock=clock)
         self.conversations = Conversations(
             self.models_served.by_name,
             settings=kv or KvSettings(),
@@ -110,8 +98,14 @@ class Dispatcher:
             changed=self._places_changed,
             clock=clock,
         )
+        self._execution = Execution(self.models_served, self.conversations, ended=self._ended, paused=self._paused)
+        self._open = self._execution.open
+        self._switch: ModelSwitch | None = None
+        self._demand = DemandTeller(self.models_served.by_name, self._demands, self._tell_demand)
+        self._arrivals = Arrivals(max_queue, self._demand.changed)
         self._runs = Runs(
             self.models_served,
+            present=self._present,
             submit=self._submit,
             close=self._closed,
             withdraw=self._withdraw,
@@ -128,12 +122,8 @@ class Dispatcher:
         self._engine = engine
         self._clock = clock
         self._started_s = clock()
-        self._open: dict[int, OpenTask] = {}
         self._ids = itertools.count(1)
-        self._link: EngineLink | None = None
-        self._down_reason = "it is not running"
-        self._preemptions: Counter[str] = Counter()
-        self._restoring: set[asyncio.Task[None]] = set()
+        self._compute_slots: dict[str, int] = {}
         self._timer: asyncio.TimerHandle | None = None
 
     # --- what the supervisor tells ---
@@ -142,15 +132,16 @@ class Dispatcher:
         return next(self._ids)
 
     def engine_up(self, link: EngineLink) -> None:
-        self._link = link
+        self._execution.engine_up(link)
         served = self.models_served.by_name.items()
         self._refuse_open()
-        self._decide(EngineUp({name: plan.compute_slots for name, plan in served if plan.kv and not plan.failure}))
+        slots = {name: plan.compute_slots for name, plan in served if plan.kv and not plan.failure}
+        self._compute_slots = dict(slots)
+        self._decide(EngineUp(slots))
 
     def engine_down(self, reason: str) -> None:
         """The engine is gone: what ran fails with `reason`, what waits goes on waiting for the next engine."""
-        self._link = None
-        self._down_reason = reason
+        self._execution.engine_down(reason)
         self._decide(EngineDown())
         if self._engine.lifecycle.struggling:
             self._refuse_open()
@@ -165,8 +156,7 @@ class Dispatcher:
         await self._runs.gate.close()
         if self._timer is not None:
             self._timer.cancel()
-        if self._restoring:
-            await asyncio.wait(self._restoring)
+        await self._execution.close()
         await self.conversations.close()
 
     def on_message(self, message: ToService) -> None:
@@ -182,6 +172,31 @@ class Dispatcher:
         elif isinstance(message, PrefillProgress):
             plan = self.models_served.by_name[task.model]
             self.conversations.progressed(plan, task.request_id, message.done_tokens)
+
+    # --- which models are in memory ---
+
+    def use(self, switch: ModelSwitch) -> None:
+        """From now on `switch` says which models are in memory, and is told which are needed."""
+        self._switch = switch
+
+    def models_changed(self) -> None:
+        """Other models than before are ready to start requests."""
+        for name, plan in self.models_served.by_name.items():
+            if self.ready(name, begun=False):
+                self._arrivals.there(name)
+                # Loading may have measured how many generations should run at once.
+                if plan.kv is not None and self._compute_slots.get(name) != plan.compute_slots:
+                    self._compute_slots[name] = plan.compute_slots
+                    self._decide(SetComputeSlots(name, plan.compute_slots))
+        self._decide(PlacesChanged())
+        self._demand.forget()
+
+    def refuse(self, model: str, error: MagnitudeError) -> None:
+        """Fail everything that waits for the model."""
+        for task in [task for task in self._open.values() if task.model == model and waits(task)]:
+            task.fail(copy.copy(error))
+            task.withdraw()
+        self._arrivals.refuse(model, error)
 
     # --- Inference ---
 
@@ -209,6 +224,8 @@ class Dispatcher:
         if refusal is not None:
             raise refusal
         if plan.signature is None:
+            if self._switch is not None:
+                self._switch.wanted(plan.description.name)
             raise EngineNotReady(f"{plan.description.name} is not loaded yet", hint="Ask again in a moment")
         return plan.signature
 
@@ -221,7 +238,7 @@ class Dispatcher:
             self.next_id(),
             task,
             prefill_chunk=plan.strategy.prefill_chunk,
-            max_draft=plan.strategy.max_draft,
+            max_draft=plan.max_draft,
             close=self._closed,
             withdraw=self._withdraw,
         )
@@ -315,35 +332,20 @@ class Dispatcher:
         )
 
     def state(self) -> ServiceState:
-        return state_of(self.plans(), self._engine, self.health(), self._feedback, self.figures())
+        residency = {name: self._residency(plan) for name, plan in self.models_served.by_name.items()}
+        return state_of(
+            self.plans(), self._engine, self.health(), self._feedback, self.figures(), residency=residency
+        )
 
     def figures(self) -> ScheduleFigures:
-        models: dict[str, ModelFigures] = {}
-        runs_running = runs_waiting = 0
-        for pool in self._admission.figures(self._clock()):
-            plan = self.models_served.by_name.get(pool.name)
-            if plan is None or plan.table is None:
-                runs_running += pool.running
-                runs_waiting += sum(pool.waiting.values())
-                continue
-            models[pool.name] = ModelFigures(
-                kv=plan.table.figures(),
-                capacity=pool.capacity,
-                segments=pool.segments,
-                running=pool.running,
-                waiting=pool.waiting,
-                paused=pool.paused,
-                reserved=sum(held.requests for held in pool.reservations),
-                preemptions=self._preemptions[pool.name],
-                saved_bytes=self.conversations.saved_bytes(pool.name),
-            )
-        return ScheduleFigures(models=models, runs_running=runs_running, runs_waiting=runs_waiting)
+        pools = self._admission.figures(self._clock())
+        return figures_of(pools, self.models_served, self.conversations, self._execution.preemptions)
 
     # --- figures for metrics ---
 
     @property
     def waiting(self) -> int:
-        return self._admission.waiting
+        return self._admission.waiting + self._arrivals.waiting
 
     @property
     def running(self) -> int:
@@ -354,6 +356,12 @@ class Dispatcher:
 
     # --- Places, for admission ---
 
+    def ready(self, model: str, *, begun: bool) -> bool:
+        if self._switch is None:
+            return True
+        # One that was begun holds a slot, so that its model stays until it is done.
+        return self._switch.state(model) == "loaded" if begun else self._switch.may_start(model)
+
     def place(self, request_id: int, now_s: float) -> Placement | None:
         task = self._open[request_id]
         assert isinstance(task, OpenGeneration), "only generations have slots"
@@ -363,6 +371,24 @@ class Dispatcher:
         return task.placement
 
     # --- inside ---
+
+    def _residency(self, plan: ModelPlan) -> State:
+        if self._switch is not None:
+            return self._switch.state(plan.description.name)
+        up = self._engine.lifecycle.phase is Phase.UP and plan.failure is None
+        return "loaded" if up else "absent"
+
+    async def _present(self, model: str) -> None:
+        """Returns when the model is in memory. Raises why it will not be."""
+        if not self.ready(model, begun=False):
+            await self._arrivals.wait(model)
+
+    def _demands(self) -> dict[str, Demand]:
+        return demands(self._open.values(), self._arrivals.models())
+
+    def _tell_demand(self, model: str, demand: Demand) -> None:
+        if self._switch is not None:
+            self._switch.in_use(model, demand.begun, waiting=demand.waits)
 
     def _generates(self) -> bool:
         return any(isinstance(task, OpenGeneration) and task.has_started for task in self._open.values())
@@ -377,6 +403,10 @@ class Dispatcher:
             if refusal is not None:
                 task.fail(refusal)
                 task.withdraw()
+        for model in self._arrivals.models():
+            refusal = self.models_served.refusal_of(self.models_served.by_name[model])
+            if refusal is not None:
+                self._arrivals.refuse(model, refusal)
 
     def _submit(self, task: OpenTask, submit: Submit) -> None:
         self._open[task.request_id] = task
@@ -390,6 +420,10 @@ class Dispatcher:
     def _closed(self, task: OpenTask, record: TaskRecord) -> None:
         self._feedback.record(record)
 
+    def _paused(self, task: OpenGeneration) -> None:
+        task.pausing, task.paused = False, True
+        self._decide(Paused(task.request_id))
+
     def _ended(self, task: OpenTask, end: Finished | None = None) -> None:
         """The engine is done with the task, for good or until it goes on."""
         if not isinstance(task, OpenGeneration):
@@ -397,12 +431,12 @@ class Dispatcher:
             self._decide(Ended(task.request_id, failed=task.failed))
             return
         if task.pausing and end is not None and end.reason == "cancelled":
-            task.pausing = False
-            self._decide(Paused(task.request_id))
+            self._paused(task)
             return
         if end is not None:
             task.finish(end.reason)
-        self._give_back(task)
+        self._execution.give_back(task)
+        self._runs.gate.engine_load_changed()
         computed_tokens = max(0, len(task.task.prompt) - task.spent.cached_tokens)
         self.conversations.prefilled(self.models_served.by_name[task.model], computed_tokens, task.spent.prefill_s)
         self._decide(
@@ -416,26 +450,15 @@ class Dispatcher:
             )
         )
 
-    def _give_back(self, task: OpenTask) -> None:
-        """The task is over: its slot, when it has one, belongs to nobody from now on."""
-        del self._open[task.request_id]
-        if isinstance(task, OpenGeneration) and task.placement is not None:
-            if task.restoring:
-                return  # its slot is being written; whoever does that gives it back
-            plan = self.models_served.by_name[task.model]
-            ids = [] if task.spent.slid_tokens else [*task.task.prompt, *task.emitted]
-            self.conversations.finished(plan, task.request_id, task.placement.slot, task.task, ids)
-
-    # --- effects ---
-
     def _decide(self, event: Event, *, newcomer: int | None = None) -> MagnitudeError | None:
         """Let admission decide and carry it out. Returns why the `newcomer` was rejected, if it was."""
         refused: MagnitudeError | None = None
         for effect in self._admission.apply(event, self._clock()):
-            error = self._carry_out(effect)
+            error = self._execution.carry_out(effect)
             if isinstance(effect, Reject) and effect.request_id == newcomer:
                 refused = error
         self._wake_again()
+        self._demand.changed()
         return refused
 
     def _wake_again(self) -> None:
@@ -447,114 +470,3 @@ class Dispatcher:
         if wake_s is not None:
             loop = asyncio.get_running_loop()
             self._timer = loop.call_later(max(0.0, wake_s - now_s), self._decide, Tick())
-
-    def _carry_out(self, effect: Effect) -> MagnitudeError | None:
-        task = self._open.get(effect.request_id)
-        if task is None:
-            return None  # it ended by an effect before this one
-        match effect:
-            case Start():
-                self._start(task, effect)
-            case Interrupt(request_id):
-                self._send(CancelRequest(target=request_id))
-            case Pause(request_id):
-                if isinstance(task, OpenGeneration):
-                    task.pausing = True
-                    self._preemptions[task.model] += 1
-                    self._send(CancelRequest(target=request_id))
-            case Reject():
-                return self._reject(task, effect)
-            case Dropped():
-                if isinstance(task, OpenGeneration):
-                    task.finish("cancelled")
-                self._give_back(task)
-            case Lost():
-                task.fail(
-                    EngineGone(
-                        f"the engine was lost while it held this request: {self._down_reason}",
-                        hint="It is started again by itself; send the request again",
-                    )
-                )
-                self._give_back(task)
-            case Expire():
-                self._expire(task, effect)
-        return None
-
-    def _start(self, task: OpenTask, start: Start) -> None:
-        if not start.resumed:
-            task.started(start.waited_s)
-        if isinstance(task, OpenRun):
-            self._send_first(task, task.message)
-            return
-        assert isinstance(task, OpenGeneration)
-        if start.max_new_tokens is not None:
-            task.limit(start.max_new_tokens)
-        assert task.placement is not None, "admission starts what was placed"
-        if task.placement.saved is not None and not start.resumed:
-            restoring = asyncio.get_running_loop().create_task(self._restore_and_send(task))
-            self._restoring.add(restoring)
-            restoring.add_done_callback(self._restoring.discard)
-        else:
-            self._send_first(task, task.message(resumed=start.resumed))
-
-    async def _restore_and_send(self, task: OpenGeneration) -> None:
-        plan = self.models_served.by_name[task.model]
-        assert task.placement is not None
-        task.restoring = True
-        restored = await self.conversations.restore(plan, task.placement)
-        task.restoring = False
-        if self._open.get(task.request_id) is not task:  # it was lost with its engine in the meantime
-            self.conversations.finished(plan, task.request_id, task.placement.slot, task.task, task.task.prompt)
-            return
-        if task.over:
-            self._ended(task)  # its client is gone, and the engine has never heard of it
-        else:
-            self._send_first(task, task.message(resumed=False, reuse=restored))
-
-    def _send_first(self, task: OpenTask, message: Message) -> None:
-        try:
-            self._send(message)
-        except Exception as error:
-            # What cannot be put into a frame never reaches the engine: its place must come free here.
-            if not isinstance(error, MagnitudeError):
-                log.exception("a request could not be sent to the engine")
-                error = EngineError(f"the request could not be sent to the engine: {type(error).__name__}")
-            task.fail(error)
-            self._ended(task)
-
-    def _reject(self, task: OpenTask, effect: Reject) -> MagnitudeError:
-        error = Overloaded(
-            f"the queue is full: {effect.waiting} requests are waiting",
-            retry_after_s=effect.retry_after_s,
-            position=effect.position,
-            hint="Ask again later, or raise server.max_queue",
-        )
-        task.fail(error)
-        self._give_back(task)
-        return error
-
-    def _expire(self, task: OpenTask, effect: Expire) -> None:
-        if effect.hard:
-            if isinstance(task, OpenGeneration):
-                task.missed()
-            else:
-                task.fail(DeadlineExceeded("the deadline passed before there was a result", hint="Allow more time"))
-        elif isinstance(task, OpenGeneration):
-            task.finish("length", cut="deadline")
-            if effect.running:
-                self._send(CancelRequest(target=task.request_id))
-        if not effect.running:
-            self._give_back(task)
-
-    def _send(self, message: Message) -> None:
-        if self._link is not None:
-            self._link.send(message)
-
-
-def error_from(message: Failed) -> MagnitudeError:
-    """The error that the engine reported, as one of ours."""
-    if message.request_fault:
-        return RequestError(message.message, hint=message.hint, param=message.param, code=message.code)
-    if message.permanent:
-        return ModelError(message.message, hint=message.hint, param=message.param, code=message.code)
-    return EngineError(message.message, hint=message.hint, param=message.param, code=message.code)

@@ -12,7 +12,11 @@ Lane = Literal["generation", "run"]
 
 
 class Places(Protocol):
-    """Who knows which KV slot a generation gets. Pure, like admission itself."""
+    """Who knows which models are loaded, and which KV slot a generation gets. Pure, like admission itself."""
+
+    def ready(self, model: str, *, begun: bool) -> bool:
+        """Whether a request may go to the model now; `begun`: one that was paused."""
+        ...
 
     def place(self, request_id: int, now_s: float) -> object | None:
         """Where the generation runs, taken from now on; None: nothing fits now. A generation that was paused is
@@ -102,7 +106,7 @@ class Reserve(msgspec.Struct, frozen=True):
 
 
 class PlacesChanged(msgspec.Struct, frozen=True):
-    """KV slots or memory came free, other than by a request that ended."""
+    """KV slots or memory came free, other than by a request that ended; or other models are loaded."""
 
 
 class Tick(msgspec.Struct, frozen=True):

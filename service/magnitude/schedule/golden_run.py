@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 from magnitude.engine.protocol import Embed, Failed, Finished, Generate, SamplerSettings, Tokens, ToService, Vectors
 from magnitude.errors import MagnitudeError, ModelError
 from magnitude.models.golden import GoldenResult, check, read_golden
-from magnitude.schedule.dispatcher import error_from
+from magnitude.schedule.engine_errors import error_from
 from magnitude.schedule.fresh_engine import FreshEngine
 from magnitude.schedule.plan import ModelPlan
 

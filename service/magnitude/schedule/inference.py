@@ -144,7 +144,8 @@ class ServiceHealth(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class ModelState(msgspec.Struct, frozen=True, kw_only=True):
-    """One served model: how it runs and what it holds. `failure` is empty while it can serve."""
+    """One served model: how it runs and what it holds. `failure` is empty while it can serve. `residency`: whether
+    it is in memory now; `stay`: when it is meant to be."""
 
     name: str
     kind: str
@@ -157,6 +158,8 @@ class ModelState(msgspec.Struct, frozen=True, kw_only=True):
     kv_type: str | None
     kv_resident_bytes: int
     kv_reserved_bytes: int
+    residency: Literal["absent", "loading", "loaded", "unloading"] = "loaded"
+    stay: Literal["pinned", "at_start", "on_demand"] = "pinned"
 
 
 class ServiceState(msgspec.Struct, frozen=True, kw_only=True):
@@ -171,6 +174,7 @@ class ServiceState(msgspec.Struct, frozen=True, kw_only=True):
     models: list[ModelState]
     figures: dict[str, TaskFigures]
     schedule: ScheduleFigures = ScheduleFigures()
+    engine_open_requests: int = 0  # by the engine's own count, at its last heartbeat
     runs: list[RunFigures] = []  # what graph runs take, by shape
 
 

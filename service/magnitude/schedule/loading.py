@@ -21,7 +21,8 @@ from magnitude.engine.protocol import (
 )
 from magnitude.errors import EngineError, MagnitudeError, ModelError
 from magnitude.models.description import ModelDescription
-from magnitude.schedule.dispatcher import Dispatcher, error_from
+from magnitude.schedule.dispatcher import Dispatcher
+from magnitude.schedule.engine_errors import error_from
 from magnitude.schedule.fresh_engine import FreshEngine
 from magnitude.schedule.plan import ModelPlan
 from magnitude.supervise.lifecycle import LoadFailed, ModelsReady
@@ -100,11 +101,15 @@ class ModelLoader:
 
     async def load_all(self, link: EngineLink, only: Collection[str] | None = None) -> ModelsReady | LoadFailed:
         """Load every plan, or those named, one after the other. Failed only when nothing at all can be served.
+        What failed of the others with an earlier engine may be tried again with this one.
 
         To be cancelled when the engine is gone, since its answers will not come any more.
         """
         failures: list[MagnitudeError] = []
         plans = [plan for plan in self._dispatcher.plans() if only is None or plan.description.name in only]
+        for plan in self._dispatcher.plans():
+            if plan not in plans:
+                plan.failure = None
         for plan in plans:
             plan.failure = await self.bring_up(link, plan)
             if plan.failure is not None:

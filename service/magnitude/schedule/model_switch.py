@@ -10,12 +10,12 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Callable, Collection, Coroutine, Iterable, Mapping
+from collections.abc import Awaitable, Callable, Collection, Coroutine, Iterable, Mapping
 
 from magnitude.engine.client import EngineLink
 from magnitude.errors import EngineNotReady, MagnitudeError, ModelError
-from magnitude.models.ledger import ledger
-from magnitude.schedule.loading import ModelLoader
+from magnitude.policy import fitting as policy
+from magnitude.schedule.loading import ModelLoader, load_deadline_s
 from magnitude.schedule.plan import ModelPlan
 from magnitude.schedule.residency import (
     EngineDown,
@@ -29,6 +29,7 @@ from magnitude.schedule.residency import (
     ModelNeed,
     Refuse,
     Residency,
+    State,
     Tick,
     Unload,
     Unloaded,
@@ -37,27 +38,17 @@ from magnitude.schedule.residency import (
 
 log = logging.getLogger("magnitude.schedule")
 
-_ACTIVATION_ROWS = {"activations", "logits", "tokenizer"}
 
-
-def need_of(plan: ModelPlan, *, pinned: bool) -> ModelNeed:
-    """What the plan takes in memory once it is loaded, by the ledger."""
-    strategy, model = plan.strategy, plan.description
-    context = strategy.context_length or (model.encoder.max_tokens if model.encoder else 1)
-    sums = ledger(
-        model,
-        available_bytes=0,
-        context=context,
-        slots=max(1, strategy.max_batch),
-        prefill_chunk=strategy.prefill_chunk,
-    )
-    rows = {row.name: row.bytes for row in sums.rows}
+def need_of(plan: ModelPlan) -> ModelNeed:
+    """What the plan takes in memory once it is loaded."""
+    need = policy.need_of(plan.description, plan.strategy)
     return ModelNeed(
-        name=model.name,
-        weight_bytes=rows["weights"],
-        activation_bytes=sum(size_bytes for name, size_bytes in rows.items() if name in _ACTIVATION_ROWS),
-        kv_bytes=strategy.kv_budget_bytes if plan.kv is not None else 0,
-        pinned=pinned,
+        name=plan.description.name,
+        weight_bytes=need.weight_bytes,
+        activation_bytes=need.activation_bytes,
+        kv_bytes=need.kv_bytes,
+        pinned=plan.stay == "pinned",
+        stays=plan.stay == "at_start",
     )
 
 
@@ -65,8 +56,9 @@ class ModelSwitch:
     """Models of one engine, loaded as requests want them.
 
     `changed()` is called when a model may have become ready to start requests, or ceased to be; `refuse(model,
-    error)` when all that wait for a model must fail; `leaving(model)` when a model is about to be unloaded: what its
-    KV slots hold is lost (`SlotTable.evict_all`).
+    error)` when all that wait for a model must fail. `leaving(model)` is awaited before a model is unloaded, and for
+    one that a lost engine had and the next one has not: what its idle KV slots hold is to be saved or given up.
+    `loading` is told how long a load may take at most, and None when it is over.
     """
 
     def __init__(
@@ -77,7 +69,8 @@ class ModelSwitch:
         *,
         changed: Callable[[], None],
         refuse: Callable[[str, MagnitudeError], None],
-        leaving: Callable[[str], None] = lambda model: None,
+        leaving: Callable[[str], Awaitable[None]],
+        loading: Callable[[float | None], None] = lambda deadline_s: None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._residency = residency
@@ -86,11 +79,13 @@ class ModelSwitch:
         self._changed = changed
         self._refuse = refuse
         self._leaving = leaving
+        self._loading = loading
         self._clock = clock
         self._link: EngineLink | None = None
         self._tasks: set[asyncio.Task[None]] = set()
         # These outlive an engine that dies meanwhile: a thread cannot be cancelled.
         self._giving_back: set[asyncio.Future[None]] = set()
+        self._emptying: set[asyncio.Future[None]] = set()
         self._timer: asyncio.TimerHandle | None = None
         self._ready: frozenset[str] = frozenset()
 
@@ -99,6 +94,9 @@ class ModelSwitch:
     def may_start(self, model: str) -> bool:
         """Whether a request for the model may go to the engine now."""
         return self._residency.may_start(model)
+
+    def state(self, model: str) -> State:
+        return self._residency.state(model)
 
     def wanted(self, model: str) -> None:
         """A request waits for the model."""
@@ -114,10 +112,18 @@ class ModelSwitch:
 
     # --- what the supervisor tells ---
 
-    def engine_up(self, link: EngineLink, loaded: Collection[str]) -> None:
-        """An engine serves, with the models `loaded` in it."""
+    def engine_up(self, link: EngineLink, loaded: Collection[str], failed: Mapping[str, str] | None = None) -> None:
+        """An engine serves, with the models `loaded` in it. Those in `failed` it could not load, and why."""
         self._link = link
-        self._feed(EngineUp(tuple(loaded)))
+        self._feed(EngineUp(tuple(loaded), dict(failed or {})))
+        for name, plan in self._plans.items():
+            if (
+                plan.kv is not None
+                and plan.kv.resident_bytes()
+                and self.state(name) == "absent"
+                and not self._residency.wanted(name)
+            ):
+                self._in_background(self._empty(name))
 
     def engine_down(self) -> None:
         """The engine is gone; requests go on waiting for the next one."""
@@ -140,6 +146,8 @@ class ModelSwitch:
             task.cancel()
         if self._tasks:
             await asyncio.wait(self._tasks)
+        if self._emptying:
+            await asyncio.wait(self._emptying)
         await self.settled()
 
     # --- inside ---
@@ -150,7 +158,6 @@ class ModelSwitch:
                 case Load(model):
                     self._in_background(self._load(self._plans[model]))
                 case Unload(model):
-                    self._leaving(model)
                     self._in_background(self._unload(self._plans[model]))
                 case Refuse():
                     self._refuse(effect.model, _error(effect))
@@ -173,7 +180,9 @@ class ModelSwitch:
         link, name, started_s = self._link, plan.description.name, self._clock()
         assert link is not None, "nothing is loaded without an engine"
         await self.settled()
+        self._loading(load_deadline_s([plan]))
         failure = await self._loader.bring_up(link, plan)
+        self._loading(None)
         # A lasting failure is shown with the model; one that may pass is the next try's business.
         plan.failure = failure if failure is not None and failure.permanent else None
         if failure is None:
@@ -184,6 +193,7 @@ class ModelSwitch:
     async def _unload(self, plan: ModelPlan) -> None:
         link = self._link
         assert link is not None, "nothing is unloaded without an engine"
+        await self._empty(plan.description.name)
         await self._loader.take_down(link, plan)
         if plan.kv is not None:
             giving_back = asyncio.get_running_loop().run_in_executor(None, _give_back, plan)
@@ -191,6 +201,13 @@ class ModelSwitch:
             giving_back.add_done_callback(self._giving_back.discard)
             await asyncio.shield(giving_back)
         self._feed(Unloaded(plan.description.name))
+
+    async def _empty(self, model: str) -> None:
+        """What is being written to the disk is written to its end, whatever becomes of the engine meanwhile."""
+        leaving = asyncio.ensure_future(self._leaving(model))
+        self._emptying.add(leaving)
+        leaving.add_done_callback(self._emptying.discard)
+        await asyncio.shield(leaving)
 
     def _in_background(self, work: Coroutine[None, None, None]) -> None:
         task = asyncio.get_running_loop().create_task(work)

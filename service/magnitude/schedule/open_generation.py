@@ -27,6 +27,7 @@ class Spent(msgspec.Struct, frozen=True, kw_only=True):
     drafted_tokens: int = 0
     accepted_tokens: int = 0
     slid_tokens: int = 0
+    runs: int = 0
 
     def with_run(self, run: Finished) -> Spent:
         """`run` counts as well. What a later run finds in the slot was computed by an earlier one, not cached."""
@@ -34,12 +35,13 @@ class Spent(msgspec.Struct, frozen=True, kw_only=True):
             wait_s=self.wait_s + run.wait_s,
             prefill_s=self.prefill_s + run.prefill_s,
             decode_s=self.decode_s + run.decode_s,
-            cached_tokens=self.cached_tokens if self.steps else run.cached_tokens,
+            cached_tokens=self.cached_tokens if self.runs else run.cached_tokens,
             steps=self.steps + run.new_tokens,
             batched=self.batched + run.mean_batch * run.new_tokens,
             drafted_tokens=self.drafted_tokens + run.drafted_tokens,
             accepted_tokens=self.accepted_tokens + run.accepted_tokens,
             slid_tokens=self.slid_tokens + run.slid_tokens,
+            runs=self.runs + 1,
         )
 
     @property
@@ -68,6 +70,7 @@ class OpenGeneration(OpenTask):
         self.emitted: list[int] = []
         self.placement: Placement | None = None
         self.pausing = False  # the engine was asked to let go of it, and it will go on
+        self.paused = False  # the engine has let go of it
         self.restoring = False  # a saved copy is being read into its slot
         self.spent = Spent()
         self._prefill_chunk = prefill_chunk
@@ -76,6 +79,7 @@ class OpenGeneration(OpenTask):
         self._prompt_done = 0
         self._complete = False
         self._cut = False
+        self.due = False  # its soft deadline has passed
         self._emissions: asyncio.Queue[Emission | MagnitudeError] = asyncio.Queue()
         self._last: Emission | MagnitudeError | None = None
 
@@ -120,8 +124,9 @@ class OpenGeneration(OpenTask):
         assert self.placement is not None, "a generation starts in a slot"
         task, placement = self.task, self.placement
         if resumed:
-            # The slot is as the last run left it; its header tells the engine how far.
-            valid, holds, copy_from = len(task.prompt) + len(self.emitted), None, None
+            # The slot is as the last run left it, which its header bears out: all but the last token are computed.
+            done = len(task.prompt) + len(self.emitted) - 1 if self.emitted else self._prompt_done
+            valid, holds, copy_from = max(done, placement.valid_tokens), None, None
         elif reuse:
             valid, holds, copy_from = placement.valid_tokens, placement.holds, placement.copy_from
         else:
@@ -166,12 +171,21 @@ class OpenGeneration(OpenTask):
         """The answer is complete as it stands."""
         if self.over:
             return
+        if self.due and reason == "cancelled" and not self._complete:
+            reason, cut = "length", "deadline"
         cancelled = reason == "cancelled" and not self._complete
         cut = cut or ("deadline" if self._cut and reason == "length" else "")
         self.end(self._record("cancelled" if cancelled else "ok"))
         self._emissions.put_nowait(self._end(reason, cut=cut))
 
+    def end_soon(self) -> None:
+        """The soft deadline has passed while the engine computes: what it has said so far is the answer. The engine's
+        last word, which brings the times, ends it."""
+        self.due = True
+
     def fail(self, error: MagnitudeError) -> None:
+        if self.due:
+            self.finish("length", cut="deadline")
         if not self.over:
             self.end(self._record("failed", code=error.code))
             self._emissions.put_nowait(error)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import mmap
 from collections.abc import Sequence
+from typing import Literal
 
 from magnitude.engine.kv_layout import KvLayout
 from magnitude.engine.protocol import TensorInfo
@@ -14,6 +15,9 @@ from magnitude.policy.strategy import Strategy
 from magnitude.schedule.kv_memory import KvMemory
 from magnitude.schedule.scope import Scope
 from magnitude.schedule.slot_table import SlotTable
+
+# When a model is in memory: always; from the start on, unless another one needs the room; or while it is asked for.
+Stay = Literal["pinned", "at_start", "on_demand"]
 
 
 class ModelPlan:
@@ -33,16 +37,19 @@ class ModelPlan:
         draft: ModelDescription | None = None,
         adapters: Sequence[AdapterDescription] = (),
         share_prefixes: bool = False,
+        stay: Stay = "pinned",
     ) -> None:
         self.description = description
         self.strategy = strategy
         self.draft = draft
         self.adapters = tuple(adapters)
+        self.stay: Stay = stay
         self.graph_file = description.graph_file
         self.failure: MagnitudeError | None = None
         self.degraded = ""
         self.signature: tuple[tuple[TensorInfo, ...], tuple[TensorInfo, ...]] | None = None
         self.compute_slots = strategy.max_batch
+        self.verifies_exactly = False  # until it is measured
         self.kv: KvMemory | None = None
         self.table: SlotTable | None = None
         if description.decoder is not None:
@@ -58,6 +65,11 @@ class ModelPlan:
                 # A head's positions lie page by page.
                 granule_tokens=max(1, mmap.PAGESIZE // (layout.head_dim * KV_ITEM_BYTES[layout.kv_type])),
             )
+
+    @property
+    def max_draft(self) -> int:
+        """Most tokens drafted ahead: none where that could change the text, unless it is asked for."""
+        return self.strategy.max_draft if self.verifies_exactly or self.strategy.draft_inexact else 0
 
     @property
     def scratch_slot(self) -> int:

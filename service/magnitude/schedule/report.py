@@ -2,18 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Protocol
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Protocol
 
 import psutil
 
 from magnitude import __version__
 from magnitude.engine.protocol import Heartbeat
 from magnitude.feedback.records import Feedback
-from magnitude.schedule.figures import ScheduleFigures
+from magnitude.schedule.figures import ModelFigures, ScheduleFigures
 from magnitude.schedule.inference import ModelState, ServiceHealth, ServiceState
 from magnitude.schedule.plan import ModelPlan
+from magnitude.schedule.pool import PoolFigures
+from magnitude.schedule.residency import State
 from magnitude.supervise.lifecycle import EngineLifecycle, Phase
+
+if TYPE_CHECKING:
+    from magnitude.schedule.conversations import Conversations
+    from magnitude.schedule.served_models import ServedModels
 
 
 class EngineView(Protocol):
@@ -32,17 +38,20 @@ class EngineView(Protocol):
 def health_of(
     plans: Sequence[ModelPlan], engine: EngineView, *, waiting: int, running: int, uptime_s: float
 ) -> ServiceHealth:
-    """Ready when the engine is up and every planned model can serve. A model on its fallback graph is ready, and
-    told among the reasons."""
+    """Ready when the engine is up and every model that is loaded at start can serve. A model on its fallback graph is
+    ready, and told among the reasons; so is one that could not be loaded on demand. One that nobody asks for and
+    that is not loaded therefore is no fault."""
     lifecycle = engine.lifecycle
-    reasons = [f"{plan.description.name}: {plan.failure}" for plan in plans if plan.failure]
+    failed = [plan for plan in plans if plan.failure]
+    reasons = [f"{plan.description.name}: {plan.failure}" for plan in failed if plan.stay != "on_demand"]
     if lifecycle.phase is not Phase.UP:
         reasons.insert(0, f"engine {lifecycle.phase.value}: {lifecycle.reason}")
+    spared = [f"{plan.description.name}: {plan.failure}" for plan in failed if plan.stay == "on_demand"]
     degraded = [f"{plan.description.name} is {plan.degraded}" for plan in plans if plan.degraded and not plan.failure]
     return ServiceHealth(
         live=True,
         ready=not reasons,
-        reasons=reasons + degraded,
+        reasons=reasons + spared + degraded,
         engine_pid=engine.pid,
         engine_restarts=lifecycle.restarts,
         queue_depth=waiting,
@@ -57,6 +66,8 @@ def state_of(
     health: ServiceHealth,
     feedback: Feedback,
     schedule: ScheduleFigures,
+    *,
+    residency: Mapping[str, State],
 ) -> ServiceState:
     heartbeat = engine.heartbeat
     return ServiceState(
@@ -64,16 +75,43 @@ def state_of(
         health=health,
         engine_phase=engine.lifecycle.phase.value,
         engine_steps=heartbeat.steps if heartbeat else 0,
+        engine_open_requests=heartbeat.open_requests if heartbeat else 0,
         engine_rss_bytes=heartbeat.rss_bytes if heartbeat else 0,
         service_rss_bytes=psutil.Process().memory_info().rss,
-        models=[_model_state(plan) for plan in plans],
+        models=[_model_state(plan, residency[plan.description.name]) for plan in plans],
         figures=feedback.figures(),
         schedule=schedule,
         runs=feedback.runs.figures(),
     )
 
 
-def _model_state(plan: ModelPlan) -> ModelState:
+def figures_of(
+    pools: Sequence[PoolFigures], models: ServedModels, conversations: Conversations, preemptions: Mapping[str, int]
+) -> ScheduleFigures:
+    """Slots, prefixes and conversations of each model that generates; the other runs in sum."""
+    found: dict[str, ModelFigures] = {}
+    runs_running = runs_waiting = 0
+    for pool in pools:
+        plan = models.by_name.get(pool.name)
+        if plan is None or plan.table is None:
+            runs_running += pool.running
+            runs_waiting += sum(pool.waiting.values())
+            continue
+        found[pool.name] = ModelFigures(
+            kv=plan.table.figures(),
+            capacity=pool.capacity,
+            segments=pool.segments,
+            running=pool.running,
+            waiting=pool.waiting,
+            paused=pool.paused,
+            reserved=sum(held.requests for held in pool.reservations),
+            preemptions=preemptions.get(pool.name, 0),
+            saved_bytes=conversations.saved_bytes(pool.name),
+        )
+    return ScheduleFigures(models=found, runs_running=runs_running, runs_waiting=runs_waiting)
+
+
+def _model_state(plan: ModelPlan, residency: State) -> ModelState:
     return ModelState(
         name=plan.description.name,
         kind=plan.description.kind,
@@ -86,4 +124,6 @@ def _model_state(plan: ModelPlan) -> ModelState:
         kv_type=plan.strategy.kv_type,
         kv_resident_bytes=plan.kv.resident_bytes() if plan.kv else 0,
         kv_reserved_bytes=plan.strategy.kv_budget_bytes,
+        residency=residency,
+        stay=plan.stay,
     )

@@ -1,9 +1,9 @@
 """Which models are in the engine's memory. A pure state machine.
 
 Pinned models (the chat model is one) are loaded first and never leave. Others are loaded when a request wants them,
-and leave when they were unused for `keep_alive_s`, or when another one needs the room: the least recently used goes
-first, one with open requests never before these are done. No request is dropped: it waits until its model is
-loaded, or it is refused with a reason.
+and leave when they were unused for `keep_alive_s` (but for those that every start loads), or when another one needs
+the room: the least recently used goes first, one with open requests never before these are done. No request is
+dropped: it waits until its model is loaded, or it is refused with a reason.
 
 Models that do not fit together would drive each other out with every request. So a model that was loaded stays for
 a time that grows with what loading it took (`Model.stay_s`); whoever wants the room waits so long, requests for
@@ -19,11 +19,10 @@ from typing import Literal
 
 import msgspec
 
+from magnitude.policy.fitting import POOL_SHARE, Need
+
 State = Literal["absent", "loading", "loaded", "unloading"]
 
-# Share of the memory that one model's pools (KV and activations) may take: beside them there must be room for
-# weights, other models and whatever grows.
-POOL_SHARE = 0.6
 # A model with requests stays four times as long as loading it took: loading then costs at most a fifth of the time
 # when two models take turns. One without requests stays as long as it took: at most half, and only while clients
 # themselves alternate. Two seconds at least, since a small model loads in a fraction of one and a client that calls
@@ -39,22 +38,14 @@ BACKOFF_MOST_S = 300.0
 TRIES_WAITED = 3
 
 
-class ModelNeed(msgspec.Struct, frozen=True, kw_only=True):
-    """What a loaded model takes."""
+class ModelNeed(Need, frozen=True, kw_only=True):
+    """What a loaded model takes. One that `stays` leaves only for room, never for having been unused."""
 
     name: str
-    weight_bytes: int
     activation_bytes: int = 0
     kv_bytes: int = 0
     pinned: bool = False
-
-    @property
-    def pool_bytes(self) -> int:
-        return self.activation_bytes + self.kv_bytes
-
-    @property
-    def total_bytes(self) -> int:
-        return self.weight_bytes + self.pool_bytes
+    stays: bool = False
 
 
 class Wanted(msgspec.Struct, frozen=True):
@@ -89,9 +80,10 @@ class Unloaded(msgspec.Struct, frozen=True):
 
 
 class EngineUp(msgspec.Struct, frozen=True):
-    """An engine serves; `loaded` are in it."""
+    """An engine serves; `loaded` are in it, and loading those in `failed` (why, by name) is not tried again."""
 
     loaded: tuple[str, ...] = ()
+    failed: dict[str, str] = {}
 
 
 class EngineDown(msgspec.Struct, frozen=True):
@@ -183,6 +175,10 @@ class Residency:
         """Whether a request for the model may go to the engine now."""
         return self._models[model].state == "loaded" and model not in self._leaving
 
+    def wanted(self, model: str) -> bool:
+        """Whether a request for the model waits."""
+        return self._models[model].waiting
+
     def used_bytes(self) -> int:
         """Taken by all that is loaded, and by what is coming or going."""
         return sum(model.need.total_bytes for model in self._models.values() if model.resident)
@@ -237,8 +233,8 @@ class Residency:
                 self._failed(self._models[name], reason, permanent, now_s)
             case Unloaded(name) if self.state(name) == "unloading":
                 self._models[name].state = "absent"
-            case EngineUp(loaded):
-                refused = self._engine_up(loaded, now_s)
+            case EngineUp(loaded, failed):
+                refused = self._engine_up(loaded, failed, now_s)
             case EngineDown():
                 self._engine_down(now_s)
             case MemoryChanged(budget_bytes):
@@ -262,11 +258,12 @@ class Residency:
         model.hopeless = permanent
         model.retry_at_s = now_s + min(BACKOFF_MOST_S, BACKOFF_FIRST_S * 2.0 ** min(model.failures - 1, 30))
 
-    def _engine_up(self, loaded: tuple[str, ...], now_s: float) -> list[Effect]:
+    def _engine_up(self, loaded: tuple[str, ...], failed: dict[str, str], now_s: float) -> list[Effect]:
         """Returns refusals of the pinned models that have no room: nobody need have asked for them."""
         self._up = True
         for name, model in self._models.items():
-            model.hopeless = False  # another engine, perhaps with repaired files
+            model.hopeless = name in failed  # otherwise another engine, perhaps with repaired files
+            model.failure = failed.get(name, model.failure)
             model.state = "loaded" if name in loaded else "absent"
             if name in loaded:
                 model.loaded_s = model.used_s = now_s
@@ -322,7 +319,8 @@ class Residency:
         return None
 
     def _may_get_stale(self, model: _Model) -> bool:
-        return model.state == "loaded" and not model.need.pinned and not model.busy
+        stays = model.need.pinned or model.need.stays
+        return model.state == "loaded" and not stays and not model.busy
 
     def _is_stale(self, model: _Model, now_s: float) -> bool:
         return self._may_get_stale(model) and now_s >= model.used_s + self._keep_alive_s

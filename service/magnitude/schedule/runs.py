@@ -10,9 +10,12 @@ import time
 from collections.abc import Awaitable, Callable
 from typing import TypeVar
 
+import msgspec
+
 from magnitude.config.schedule import ScheduleSettings
 from magnitude.engine.protocol import Embed, EmbedAndRank, InferTensors, Message, Ranked, Tensor, TensorsOut, Vectors
 from magnitude.errors import DeadlineExceeded
+from magnitude.models.description import ModelDescription
 from magnitude.schedule.encode_batching import EncodeLimits
 from magnitude.schedule.encode_gate import EncodeGate
 from magnitude.schedule.events import Submit
@@ -24,12 +27,14 @@ T = TypeVar("T")
 
 
 class Runs:
-    """`submit` puts a task into the queue or raises; `close` and `withdraw` are the task's."""
+    """`present` waits until a model is in memory; `submit` puts a task into the queue or raises; `close` and
+    `withdraw` are the task's."""
 
     def __init__(
         self,
         models: ServedModels,
         *,
+        present: Callable[[str], Awaitable[None]],
         submit: Callable[[OpenTask, Submit], None],
         close: Close,
         withdraw: Callable[[int], None],
@@ -40,6 +45,7 @@ class Runs:
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._models = models
+        self._present = present
         self._submit = submit
         self._close = close
         self._withdraw = withdraw
@@ -66,8 +72,7 @@ class Runs:
         client: str,
     ) -> VectorsResult:
         plan = self._models.usable(model, ("embedder", "reranker"), "encode text")
-        gathered = self.gate.embed(plan.description, inputs, token_types, priority=priority, client=client)
-        return await self._within(deadline, gathered)
+        return await self._within(deadline, self._gather(plan.description, inputs, token_types, priority, client))
 
     async def embed_and_rank(
         self,
@@ -111,6 +116,21 @@ class Runs:
         if not isinstance(answer, TensorsOut):
             raise unexpected(answer)
         return answer.outputs
+
+    async def _gather(
+        self,
+        model: ModelDescription,
+        inputs: list[list[int]],
+        token_types: list[list[int]],
+        priority: Priority,
+        client: str,
+    ) -> VectorsResult:
+        # Before the gate: few batches are under way at once, and one that waits for its model would hold up others.
+        began_s = self._clock()
+        await self._present(model.name)
+        waited_s = self._clock() - began_s
+        vectors = await self.gate.embed(model, inputs, token_types, priority=priority, client=client)
+        return msgspec.structs.replace(vectors, queue_s=waited_s + vectors.queue_s)
 
     async def _encode(self, message: Embed, priority: Priority) -> Vectors:
         """One batch of the gate. Its members' deadlines are watched where they wait for it."""

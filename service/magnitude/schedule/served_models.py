@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable, Mapping, Sequence
 
 import msgspec
@@ -23,9 +24,11 @@ class ServedModels:
         aliases: Mapping[str, str],
         engine: EngineView,
         clock: Callable[[], float],
+        left_out: Mapping[str, MagnitudeError] | None = None,
     ) -> None:
         self.by_name = {plan.description.name: plan for plan in plans}
         self._aliases = dict(aliases)
+        self._left_out = dict(left_out or {})
         self._engine = engine
         self._clock = clock
         # Set while the engine is down for good; requests are refused with it at once.
@@ -45,7 +48,7 @@ class ServedModels:
 
     def resolve(self, name: str) -> tuple[ModelPlan, str]:
         """Model and adapter ("": none) that a name or alias means: `MODEL`, `MODEL:ADAPTER`, an adapter's own name;
-        "" or "default" is the default chat model. Raises `ModelNotFound`."""
+        "" or "default" is the default chat model. Raises `ModelNotFound`, or why the model is left out."""
         default = next((n for n, plan in self.by_name.items() if plan.description.kind == "decoder"), "")
         wanted, adapter = resolve_name(
             self._aliases.get(name, name),
@@ -54,12 +57,14 @@ class ServedModels:
             default=default,
         )
         plan = self.by_name.get(wanted)
+        if plan is None and wanted in self._left_out:
+            raise copy.copy(self._left_out[wanted])
         if plan is None:
             known = ", ".join(self.by_name) or "none"
             raise ModelNotFound(
                 f"the model {wanted!r} is not served here",
                 param="model",
-                hint=f"Served models: {known}. Others in the models folder are loaded through models.load",
+                hint=f"Served models: {known}. 'magnitude import' adds one, after a restart",
             )
         return plan, adapter
 

@@ -1,4 +1,5 @@
-"""How many generations a model should compute at once: measured on this board, once for each way to run it."""
+"""How many generations a model should compute at once, and whether drafts keep its text: measured on this board, once
+for each way to run it."""
 
 from __future__ import annotations
 
@@ -8,7 +9,7 @@ from pathlib import Path
 
 import msgspec
 
-from magnitude.engine.protocol import Measure, Measured
+from magnitude.engine.protocol import Failed, Measure, Measured
 from magnitude.persist import StateFile
 from magnitude.policy.knee import knee
 from magnitude.schedule.fresh_engine import FreshEngine
@@ -16,15 +17,17 @@ from magnitude.schedule.plan import ModelPlan
 
 log = logging.getLogger("magnitude.schedule")
 
-SCHEMA = 1
+SCHEMA = 2
 # More than any board has models and upgrades in its life, few enough for one small file.
 MAX_MEASUREMENTS = 256
 
 
 class Measurements(msgspec.Struct, frozen=True, kw_only=True):
-    """Seconds of a decode step by number of rows, under a key that names everything it depends on."""
+    """By a key that names everything it depends on: seconds of a decode step by number of rows, and whether drafts
+    are verified to the bit."""
 
     step_s: dict[str, dict[int, float]] = {}
+    verifies_exactly: dict[str, bool] = {}
 
 
 def measured_rows(max_batch: int) -> tuple[int, ...]:
@@ -38,14 +41,15 @@ class Throughput:
 
     def __init__(self, state_folder: Path) -> None:
         self._file = StateFile(state_folder / "throughput.json", Measurements, schema=SCHEMA)
-        self._known = dict(self._file.load(Measurements).step_s)
+        loaded = self._file.load(Measurements)
+        self._known, self._exact = dict(loaded.step_s), dict(loaded.verifies_exactly)
 
     async def measure(
         self, plan: ModelPlan, engine: FreshEngine, *, ort_version: str, cpu_features: tuple[str, ...]
     ) -> None:
-        """Set the plan's `compute_slots` to the knee of its throughput. A model that cannot be measured keeps its
-        largest batch."""
-        if plan.kv is None or plan.strategy.max_batch < 2:
+        """Set the plan's `compute_slots` to the knee of its throughput, and `verifies_exactly`. A model that cannot
+        be measured, or not now, keeps its largest batch and counts as inexact."""
+        if plan.kv is None:
             return
         key = _key(plan, ort_version, cpu_features)
         if key not in self._known:
@@ -59,6 +63,8 @@ class Throughput:
                 past_tokens=min(128, plan.strategy.context_length - 1),
             )
             answer = await engine.ask(message, request_id)
+            if isinstance(answer, Failed) and answer.code == "engine_busy":
+                return  # loaded while others run: measured when it is loaded the next time
             if not isinstance(answer, Measured):
                 log.warning(
                     "throughput not measured",
@@ -66,12 +72,16 @@ class Throughput:
                 )
                 return
             self._known[key] = dict(zip(rows, answer.step_s, strict=True))
+            self._exact[key] = answer.verifies_exactly
             self._known = dict(list(self._known.items())[-MAX_MEASUREMENTS:])
-            self._file.save(Measurements(step_s=self._known))
+            self._exact = {kept: self._exact.get(kept, False) for kept in self._known}
+            self._file.save(Measurements(step_s=self._known, verifies_exactly=self._exact))
         step_s = self._known[key]
+        plan.verifies_exactly = self._exact.get(key, False)
         plan.compute_slots = max(1, min(knee(step_s), plan.strategy.max_batch))
         rates = {f"tokens_per_s_of_{rows}": round(rows / seconds) for rows, seconds in step_s.items() if seconds}
-        fields = {"model": plan.description.name, "slots": plan.compute_slots, **rates}
+        drafts = "exact" if plan.verifies_exactly else "inexact"
+        fields = {"model": plan.description.name, "slots": plan.compute_slots, "drafts": drafts, **rates}
         log.info("compute slots", extra={"fields": fields})
 
 

@@ -81,6 +81,17 @@ class Exited(msgspec.Struct, frozen=True):
     reason: str
 
 
+class ModelLoads(msgspec.Struct, frozen=True):
+    """A model is being loaded into an engine that serves, which need do no steps meanwhile; after `deadline_s` it
+    hangs."""
+
+    deadline_s: float
+
+
+class ModelLoadEnded(msgspec.Struct, frozen=True):
+    """It is loaded, or it could not be."""
+
+
 class Tick(msgspec.Struct, frozen=True):
     """Time has passed."""
 
@@ -89,7 +100,7 @@ class Stop(msgspec.Struct, frozen=True):
     pass
 
 
-Event = Begin | SaidHello | ModelsReady | LoadFailed | Beat | Exited | Tick | Stop
+Event = Begin | SaidHello | ModelsReady | LoadFailed | Beat | Exited | ModelLoads | ModelLoadEnded | Tick | Stop
 
 
 # --- effects ---
@@ -141,6 +152,7 @@ class EngineLifecycle:
         self._last_tick_s = 0.0
         self._steps = 0
         self._progress_s = 0.0
+        self._load_until_s: float | None = None
         self._retry_at_s = 0.0
         self._failures_in_row = 0
         self._killing = False
@@ -172,6 +184,13 @@ class EngineLifecycle:
                 return self._beat(event, now_s)
             case Exited(reason):
                 return self._exited(reason, now_s)
+            case ModelLoads(deadline_s):
+                self._load_until_s = now_s + deadline_s
+                return []
+            case ModelLoadEnded():
+                self._load_until_s = None
+                self._progress_s = now_s
+                return []
             case Tick():
                 return self._tick(now_s)
             case Stop():
@@ -205,6 +224,8 @@ class EngineLifecycle:
         deadline_s = self._step_deadline_s
         if beat.busy_s > deadline_s:
             return self._kill(f"one graph run takes {beat.busy_s:.0f} s, over its deadline of {deadline_s:.0f} s")
+        if self._load_until_s is not None:
+            return self._kill("loading a model takes too long") if now_s > self._load_until_s else []
         # Not only a graph run can hang: whatever holds requests without a step is no progress either.
         if now_s - self._progress_s > deadline_s:
             return self._kill(
@@ -215,6 +236,7 @@ class EngineLifecycle:
     def _spawn(self, now_s: float) -> list[Effect]:
         self._last_beat_s = self._last_tick_s = self._progress_s = now_s
         self._killing = False
+        self._load_until_s = None
         return [*self._enter(Phase.STARTING, "starting", now_s), Spawn()]
 
     def _tick(self, now_s: float) -> list[Effect]:
@@ -224,6 +246,8 @@ class EngineLifecycle:
             # It was this process that did not run (stopped, frozen, a blocked disk): what the engine sent meanwhile
             # has not been read, and the engine may have been frozen, too.
             self._last_beat_s = self._progress_s = now_s
+            if self._load_until_s is not None:
+                self._load_until_s += late_s
         phase_age_s = now_s - self._since_s
         silent_s = now_s - self._last_beat_s
         match self.phase:

@@ -28,6 +28,8 @@ from magnitude.supervise.lifecycle import (
     Kill,
     LoadFailed,
     LoadModels,
+    ModelLoadEnded,
+    ModelLoads,
     ModelsReady,
     Phase,
     SaidHello,
@@ -87,6 +89,10 @@ class EngineSupervisor:
         while True:
             await asyncio.sleep(max(0.01, self.lifecycle.next_check_s(self._clock())))
             self._feed(Tick())
+
+    def model_loads(self, deadline_s: float | None) -> None:
+        """A model is being loaded into the engine that serves, which may take so long; None: that is over."""
+        self._feed(ModelLoads(deadline_s) if deadline_s is not None else ModelLoadEnded())
 
     async def stop(self) -> None:
         """End the engine for good; returns when it is reaped."""

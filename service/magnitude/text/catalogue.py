@@ -33,10 +33,16 @@ class TextCatalogue:
         """Tokenizer and templates of `model`. Raises `ModelError` when it has no usable ones."""
         key = (model.folder, model.model_hash)
         with self._lock:
-            if key not in self._known:
-                self._known[key] = load_text(model)
+            text = self._known.get(key)
+            if text is None:
+                text = self._known[key] = load_text(model)
                 _give_memory_back()
-            return self._known[key]
+            return text
+
+    def forget(self, model: ModelDescription) -> None:
+        """Give up what was read for `model`; it is read again when it is asked for."""
+        # Without the lock, which a thread may hold for as long as reading takes: one `pop` is atomic.
+        self._known.pop((model.folder, model.model_hash), None)
 
     def problems(self, model: ModelDescription) -> list[str]:
         """What about the text side of `model` is not in order, in words; to be reported at start."""

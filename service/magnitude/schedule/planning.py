@@ -1,0 +1,76 @@
+"""Plans for the models that are to be served, such that those in memory together fit."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Sequence
+
+from magnitude.config import Settings
+from magnitude.errors import BudgetExceeded
+from magnitude.models.adapters import with_adapters
+from magnitude.models.description import ModelDescription
+from magnitude.policy.fitting import account_bytes, fit_each, fit_together
+from magnitude.policy.selection import Selection
+from magnitude.policy.strategy import BoardFacts, Strategy, default_strategy
+from magnitude.schedule.model_switch import need_of
+from magnitude.schedule.plan import ModelPlan
+from magnitude.schedule.residency import Residency
+
+log = logging.getLogger("magnitude.schedule")
+
+
+def plan_models(
+    settings: Settings,
+    selection: Selection,
+    board: BoardFacts,
+    free_bytes: int,
+    draft: ModelDescription | None = None,
+) -> tuple[list[ModelPlan], dict[str, BudgetExceeded]]:
+    """Plans in the order of `selection`, those that are loaded at start first, and by name why a model has none.
+
+    The models of the start fit into `free_bytes` together. One that does not is loaded on demand, as those are that
+    were not chosen for the start: each of them fits beside the pinned ones. `draft` drafts for the chat model.
+    Raises `BudgetExceeded` when the first model does not fit alone.
+    """
+
+    def wish(model: ModelDescription) -> Strategy:
+        return default_strategy(board, settings.engine, model.decoder, settings.kv)
+
+    start, displaced = [], []
+    if selection.at_start:
+        fitted = fit_together(selection.at_start, wish, free_bytes, pinned=selection.pinned)
+        start, displaced = fitted.served, [model for model, _ in fitted.left_out]
+    pinned = [entry for entry in start if entry[0].name in selection.pinned]
+    on_demand = fit_each([*displaced, *selection.on_demand], wish, free_bytes, pinned)
+    for model, error in on_demand.left_out:
+        log.error("model left out", extra={"fields": {"model": model.name, "reason": str(error)}})
+    share = settings.kv.share_prefixes
+    plans = []
+    for model, strategy in [*start, *on_demand.served]:
+        _report_cut(model, wish(model), strategy, free_bytes)
+        served, adapters = with_adapters(model)
+        plans.append(ModelPlan(served, strategy, adapters=adapters, share_prefixes=share, stay="on_demand"))
+    for plan in plans[: len(start)]:
+        plan.stay = "pinned" if plan.description.name in selection.pinned else "at_start"
+    if plans and plans[0].strategy.max_draft:
+        plans[0].draft = draft
+    return plans, {model.name: error for model, error in on_demand.left_out}
+
+
+def residency_of(plans: Sequence[ModelPlan], *, free_bytes: int, keep_alive_s: float) -> Residency:
+    """Who is in memory when, of `plans` in the memory that they were made for."""
+    return Residency(
+        [need_of(plan) for plan in plans], budget_bytes=account_bytes(free_bytes), keep_alive_s=keep_alive_s
+    )
+
+
+def _report_cut(model: ModelDescription, wished: Strategy, got: Strategy, free_bytes: int) -> None:
+    if got.context_length != wished.context_length:
+        fields = {
+            "model": model.name,
+            "wished": wished.context_length,
+            "context": got.context_length,
+            "slots": got.slots,
+            "free_mb": free_bytes // 1_000_000,
+        }
+        log.warning("context shortened to fit the memory", extra={"fields": fields})

@@ -1,0 +1,97 @@
+"""Plans for a folder of models: which are in memory together, and which take turns."""
+
+import logging
+from pathlib import Path
+
+import pytest
+
+from magnitude.config import Settings
+from magnitude.errors import BudgetExceeded
+from magnitude.models.description import DecoderShape, EncoderShape, ModelDescription
+from magnitude.policy.selection import Selection
+from magnitude.policy.strategy import BoardFacts
+from magnitude.schedule.model_switch import need_of
+from magnitude.schedule.plan import ModelPlan
+from magnitude.schedule.planning import plan_models, residency_of
+from magnitude.schedule.residency import EngineUp, Load, Loaded, Wanted
+
+MB = 1_000_000
+SHAPE = DecoderShape(layers=4, kv_heads=1, head_dim=64, vocab_size=1000, hidden_size=64, context_length=2048)
+
+
+def model(name: str, weight_mb: int, folder: Path) -> ModelDescription:
+    kind = "embedder" if name.startswith("e") else "decoder"
+    return ModelDescription(
+        name=name,
+        kind=kind,  # type: ignore[arg-type]
+        family="any",
+        folder=str(folder / name),
+        graph_file="model.onnx",
+        model_hash="0",
+        weight_bytes=weight_mb * MB,
+        decoder=SHAPE if kind == "decoder" else None,
+        encoder=EncoderShape(width=64, max_tokens=64) if kind == "embedder" else None,
+    )
+
+
+def planned(start: list, demand: list, free_mb: int, *, pinned: tuple[str, ...] = ("chat",)):
+    selection = Selection(at_start=tuple(start), on_demand=tuple(demand), pinned=frozenset(pinned))
+    return plan_models(Settings(), selection, BoardFacts(usable_threads=2), free_mb * MB)
+
+
+def close(plans: list[ModelPlan]) -> None:
+    for plan in plans:
+        if plan.kv is not None:
+            plan.kv.close()
+
+
+def stays(plans: list[ModelPlan]) -> list[tuple[str, str]]:
+    return [(plan.description.name, plan.stay) for plan in plans]
+
+
+def test_every_model_of_the_folder_gets_a_plan_and_says_when_it_is_in_memory(tmp_path: Path) -> None:
+    start = [model("chat", 100, tmp_path), model("e", 50, tmp_path)]
+    plans, left_out = planned(start, [model("second", 100, tmp_path)], 4000)
+    assert stays(plans) == [("chat", "pinned"), ("e", "at_start"), ("second", "on_demand")]
+    assert left_out == {}
+    assert sum(plan.kv.resident_bytes() for plan in plans if plan.kv) == 0, "KV that nobody uses takes no memory"
+    close(plans)
+
+
+def test_a_model_of_the_start_without_room_beside_the_others_is_loaded_on_demand(tmp_path: Path) -> None:
+    start = [model("chat", 200, tmp_path), model("e-large", 500, tmp_path), model("e", 300, tmp_path)]
+    plans, left_out = planned(start, [], 1000)
+    assert stays(plans) == [("chat", "pinned"), ("e", "at_start"), ("e-large", "on_demand")]
+    assert left_out == {}
+    close(plans)
+
+
+def test_a_model_that_never_fits_is_left_out_with_the_sums(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    with caplog.at_level(logging.ERROR):
+        plans, left_out = planned([model("chat", 200, tmp_path)], [model("huge", 4000, tmp_path)], 1000)
+    assert stays(plans) == [("chat", "pinned")]
+    assert isinstance(left_out["huge"], BudgetExceeded)
+    assert "weights 4000 MB" in left_out["huge"].message
+    assert len(caplog.records) == 1
+    close(plans)
+
+
+@pytest.mark.parametrize("free_mb", [700, 900, 1500, 4000])
+def test_whatever_has_a_plan_is_loaded_when_it_is_asked_for(tmp_path: Path, free_mb: int) -> None:
+    start = [model("chat", 200, tmp_path), model("e", 100, tmp_path)]
+    plans, left_out = planned(start, [model("second", 150, tmp_path), model("third", 250, tmp_path)], free_mb)
+    residency = residency_of(plans, free_bytes=free_mb * MB, keep_alive_s=10.0)
+    loaded = tuple(plan.description.name for plan in plans if plan.stay != "on_demand")
+    assert residency.apply(EngineUp(loaded), 0.0) == []
+    now_s = 100.0
+    for plan in plans:
+        name = plan.description.name
+        assert residency.refusal(need_of(plan)) is None
+        if residency.state(name) == "absent":
+            effects = residency.apply(Wanted(name), now_s)
+            assert effects, "it is loaded, or another one makes room"
+            if effects == [Load(name)]:
+                residency.apply(Loaded(name, 0.1), now_s)
+        now_s += 100.0
+    assert set(left_out) | {plan.description.name for plan in plans} == {"chat", "e", "second", "third"}
+    close(plans)

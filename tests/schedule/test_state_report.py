@@ -1,0 +1,33 @@
+"""What the service says of its engine in its state."""
+
+from magnitude.engine.protocol import Heartbeat
+from magnitude.feedback.records import Feedback
+from magnitude.schedule.figures import ScheduleFigures
+from magnitude.schedule.inference import ServiceState
+from magnitude.schedule.report import health_of, state_of
+from magnitude.supervise.lifecycle import EngineLifecycle
+
+
+class Engine:
+    """An engine as it is seen from outside, with its last heartbeat."""
+
+    pid = 7
+
+    def __init__(self, heartbeat: Heartbeat | None) -> None:
+        self.lifecycle = EngineLifecycle(load_deadline_s=1.0, step_deadline_s=1.0)
+        self.heartbeat = heartbeat
+
+
+def state_with(heartbeat: Heartbeat | None) -> ServiceState:
+    engine = Engine(heartbeat)
+    health = health_of([], engine, waiting=0, running=0, uptime_s=1.0)
+    return state_of([], engine, health, Feedback(), ScheduleFigures(), residency={})
+
+
+def test_requests_that_the_engine_counts_as_open_are_told_beside_the_service_s_own_count() -> None:
+    state = state_with(Heartbeat(steps=9, open_requests=2, busy_s=0.0, rss_bytes=1000))
+    assert (state.engine_open_requests, state.health.running) == (2, 0)
+
+
+def test_an_engine_that_was_never_heard_has_nothing_open() -> None:
+    assert state_with(None).engine_open_requests == 0
