@@ -393,7 +393,7 @@ def streams(
     print_machine(console, machine)
     folder = models_folder()
     counts = [int(size) for size in sizes.split(",")]
-    engine: dict[str, Any] = {"max_batch_size": max(*counts, STREAMS + 1), "speculation": "off"}
+    engine: dict[str, Any] = {"max_batch_size": max(*counts, STREAMS), "speculation": "off"}
     source = gguf or home() / GGUF
     server = llama_server or find_server(Path(os.environ["MAGNITUDE_PEERS"]) / "bin/python")
     with ExitStack() as stack, console.status("") as status:
