@@ -16,6 +16,7 @@ from magnitude.engine.decoder import Decoder, Wanted
 from magnitude.engine.generation import Generation, take_slot
 from magnitude.engine.kv import KvMemory
 from magnitude.engine.protocol import Finished, Generate, Message, SamplerSettings, SlotContents, Tokens
+from magnitude.engine.run_costs import SMALLEST_PIECE
 from magnitude.engine.sampling import F32, Sampler
 from magnitude.engine.sessions import open_session
 from magnitude.engine.slot_header import HASH_OF_NOTHING, extend_hash
@@ -146,7 +147,7 @@ def test_while_nothing_decodes_a_prompt_enters_in_whole_chunks_and_else_in_what_
     house = House(tiny, new_kv(tiny, slots=4))
     house.open(1, PROMPTS[2], 0, prefill_chunk=32)
     assert house.batch.prefill_step(None)[0].tokens == 32
-    assert house.batch.prefill_step(0.0)[0].tokens == 8
+    assert house.batch.prefill_step(0.0)[0].tokens == SMALLEST_PIECE
 
 
 def test_the_end_of_a_generation_says_with_how_many_it_shared_its_steps(tiny: ModelDescription, new_kv: NewKv):
