@@ -7,10 +7,10 @@ from __future__ import annotations
 
 # Weight of the newest run. Ten runs, a few hundred milliseconds, forget most of a disturbance.
 _NEWEST = 0.2
-# The smallest piece in which a prompt enters beside running answers. With pieces of 8 four running streams waited 82 ms
-# for a token (95th percentile) while a prompt of 2,000 tokens entered, although at most 60 were asked for: late in a
-# prompt 8 tokens took 48 ms beside a step of 20 (SmolLM2-135M on two x86 cores). Below 4 a run costs nearly as much
-# as one of 4, and the prompt would only be slowed down.
+# The smallest piece in which a prompt enters beside running answers. With pieces of 8 four running streams waited
+# 82 ms for a token (95th percentile) while a prompt of 2,000 tokens entered, although at most 60 were asked for: late
+# in a prompt 8 tokens took 48 ms beside a step of 20 (SmolLM2-135M on two x86 cores). Below 4 a run costs nearly as
+# much as one of 4, and the prompt would only be slowed down.
 SMALLEST_PIECE = 4
 
 
