@@ -34,7 +34,7 @@ class EngineSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
             description="While answers run, a prompt enters in pieces that keep the time between two of their "
             "tokens below this.",
         ),
-    ] = 60.0
+    ] = 50.0
     speculation: Annotated[
         Literal["auto", "on", "off"],
         Meta(

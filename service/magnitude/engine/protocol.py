@@ -79,7 +79,7 @@ class LoadModel(Message, frozen=True, kw_only=True, tag="load"):
     threads: int
     kv: KvLayout | None = None
     max_batch: int = 1
-    max_inter_token_ms: float = 60.0
+    max_inter_token_ms: float = 50.0
     draft: ModelDescription | None = None
 
 

@@ -15,7 +15,7 @@ class Strategy(msgspec.Struct, frozen=True, kw_only=True):
     threads: int
     prefill_chunk: int
     max_batch: int = 1  # generations that decode together; 0: the model is no decoder
-    max_inter_token_ms: float = 60.0
+    max_inter_token_ms: float = 50.0
     slots: int  # places for KV: more than can run, for conversations that wait
     kv_budget_bytes: int = 0  # what all slots together may hold
     context_length: int  # positions of one KV slot
