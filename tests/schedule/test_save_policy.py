@@ -11,7 +11,6 @@ from magnitude.schedule.save_policy import (
     Coverage,
     SavedFile,
     SavePolicy,
-    common_prefix,
     covering,
 )
 from magnitude.schedule.saved_slot import SavedSlot
@@ -152,19 +151,6 @@ def test_whatever_the_clock_does_no_plan_exceeds_its_bounds(times: list[float], 
         granted += min(max(0.0, now_s - previous_s), HOUR_S) / HOUR_S * settings.saved_hourly_bytes
         previous_s = now_s
         assert written <= granted + 1
-
-
-@given(
-    head=st.lists(st.integers(0, 3), max_size=30),
-    a=st.lists(st.integers(0, 3), max_size=5),
-    b=st.lists(st.integers(0, 3), max_size=5),
-)
-def test_the_common_beginning_is_found_as_by_counting(head: list[int], a: list[int], b: list[int]) -> None:
-    one, other = tuple(head + a), tuple(head + b)
-    count = 0
-    while count < min(len(one), len(other)) and one[count] == other[count]:
-        count += 1
-    assert common_prefix(one, other) == count
 
 
 def saved(name: str, ids: list[int], owner: str = "me") -> SavedSlot:

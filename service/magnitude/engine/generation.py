@@ -62,15 +62,14 @@ def check_generate(request: Generate, *, slots: int, max_len: int, vocab_size: i
         raise ContextLengthExceeded("the prompt and what was emitted do not fit the slot", param="messages")
 
 
-def first_position(prompt: int, emitted: int, chunk: int, valid: int) -> int:
-    """The position at which to go on, when an earlier engine left the first `valid` positions of the slot right.
+def first_position(prompt: int, emitted: int, valid: int) -> int:
+    """The position at which to go on, when the first `valid` positions of the slot are right.
 
-    The step whose logits give the next token is always done again. Inside the prompt it goes on at the border
-    of a chunk, so that the chunks are those of an undisturbed run.
+    The step whose logits give the next token is always done again. What is left of the prompt is never less than a
+    piece.
     """
-    last_step = prompt + emitted - 1 if emitted else (prompt - 1) // chunk * chunk
-    start = min(valid, last_step)
-    return start if start >= prompt else start // chunk * chunk
+    start = min(valid, prompt + emitted - 1)
+    return start if start >= prompt else max(0, min(start, prompt - LEAST_PIECE))
 
 
 def _reusable(request: Generate, kv: KvMemory, model_hash: str, ids: list[int], running: Generation | None) -> int:
@@ -90,11 +89,7 @@ def _reusable(request: Generate, kv: KvMemory, model_hash: str, ids: list[int], 
     # The last piece of a prompt is always computed, and a source may have ended since it was chosen.
     if valid < wanted:
         log.info("slot %d: %d of %d positions are trusted, the rest is computed again", source, valid, wanted)
-    if request.kv_holds is None and running is None:
-        return first_position(len(request.prompt), len(request.emitted), request.prefill_chunk, valid)
-    if request.emitted:
-        return min(valid, len(ids) - 1)
-    return max(0, min(valid, len(ids) - LEAST_PIECE))
+    return first_position(len(request.prompt), len(request.emitted), valid)
 
 
 def take_slot(request: Generate, kv: KvMemory, model_hash: str, running: Generation | None = None) -> SlotState:

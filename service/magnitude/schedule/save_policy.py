@@ -11,6 +11,7 @@ from collections.abc import Sequence
 import msgspec
 
 from magnitude.config.kv import KvSettings
+from magnitude.schedule.prefix_tree import as_ids, common_tokens
 from magnitude.schedule.saved_slot import SavedSlot
 from magnitude.schedule.scope import Scope
 
@@ -67,26 +68,14 @@ class Coverage(msgspec.Struct, frozen=True, kw_only=True):
     contained: bool = False  # the copy holds nothing beyond these tokens
 
 
-def common_prefix(a: tuple[int, ...], b: tuple[int, ...]) -> int:
-    """Length of the common beginning. Halves the range by comparing slices, which tuples do quickly."""
-    low, high = 0, min(len(a), len(b))
-    while low < high:
-        middle = (low + high + 1) // 2
-        if a[low:middle] == b[low:middle]:
-            low = middle
-        else:
-            high = middle - 1
-    return low
-
-
 def covering(scope: Scope, ids: Sequence[int], saved: Sequence[SavedSlot]) -> Coverage:
     """The saved copy that has most of the beginning of `ids` in this scope; of equals the one with the least else."""
-    wanted = tuple(ids)
+    wanted = as_ids(ids)
     best, best_rank = Coverage(), (0, 0)
     for copy in saved:
         if copy.scope != scope:
             continue
-        tokens = common_prefix(wanted, copy.ids)
+        tokens = common_tokens(wanted, as_ids(copy.ids))
         rank = (tokens, -len(copy.ids))
         if tokens and (not best.tokens or rank > best_rank):
             best = Coverage(tokens=tokens, saved_id=copy.saved_id, contained=tokens == len(copy.ids))
