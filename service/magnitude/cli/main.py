@@ -16,9 +16,9 @@ import typer
 import magnitude
 from magnitude import cli
 from magnitude.errors import ConfigError, MagnitudeError
+from magnitude.supervise.exit_status import EXIT_CONFIG
 
 EXIT_ERROR = 1
-EXIT_CONFIG = 78  # EX_CONFIG of sysexits.h; the unit's RestartPreventExitStatus= names it
 
 # How the verbs are listed: in the order in which a newcomer needs them. One that is not named here comes last.
 ORDER = ("serve", "run", "ps", "kv", "list", "show", "import", "rm", "budget", "bench", "doctor", "config", "wait")
