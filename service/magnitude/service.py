@@ -45,6 +45,7 @@ from magnitude.schedule.planning import plan_models, residency_of
 from magnitude.schedule.slot_files import SlotFiles
 from magnitude.schedule.throughput import Throughput
 from magnitude.supervise.lifecycle import EngineLifecycle, LoadFailed, ModelsReady
+from magnitude.supervise.loss import EngineLoss
 from magnitude.supervise.supervisor import EngineSupervisor
 from magnitude.text.catalogue import TextCatalogue
 
@@ -56,6 +57,10 @@ GRACEFUL_S = 10.0
 # So long before that, what is still open is ended with an error that its client can read.
 FAREWELL_S = 1.0
 
+
+# A spare engine is kept while so much memory is free besides: ten times what it takes itself, so that it is never the
+# reason why something else does not fit.
+SPARE_HEADROOM_BYTES = 300_000_000
 
 # The engine's name in the account of cores and memory.
 ENGINE = "engine"
@@ -89,6 +94,7 @@ class Service:
             on_up=self._on_up,
             on_down=self._on_down,
             on_failed=self._on_failed,
+            spare_wanted=lambda: effective_memory(roots).headroom_bytes > SPARE_HEADROOM_BYTES,
         )
         self.dispatcher = Dispatcher(
             plans,
@@ -176,9 +182,9 @@ class Service:
         loaded = [plan.description.name for plan in self._start if not plan.failure]
         self.switch.engine_up(link, loaded, failed)
 
-    def _on_down(self, reason: str) -> None:
+    def _on_down(self, loss: EngineLoss) -> None:
         self.switch.engine_down()
-        self.dispatcher.engine_down(reason)
+        self.dispatcher.engine_down(loss)
 
     async def _leaving(self, model: str) -> None:
         self.texts.forget(self.dispatcher.model(model))

@@ -74,6 +74,8 @@ class Emission(msgspec.Struct, frozen=True, kw_only=True):
     drafted_tokens: int = 0
     accepted_tokens: int = 0
     cut: str = ""  # why the answer was made shorter than asked ("deadline"), "" when it was not
+    recoveries: int = 0  # engines that were lost under way
+    recomputed_tokens: int = 0  # positions that had to be computed again for it
 
 
 class Generation(Protocol):
