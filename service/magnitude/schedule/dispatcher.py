@@ -6,6 +6,7 @@ It implements `schedule.inference.Inference`. It lives on the service's event lo
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import copy
 import itertools
 import time
@@ -49,6 +50,7 @@ from magnitude.schedule.inference import (
     KeptConversation,
     Priority,
     RankedResult,
+    Recycled,
     Reservation,
     ServiceHealth,
     ServiceState,
@@ -69,6 +71,11 @@ from magnitude.supervise.loss import EngineLoss
 
 if TYPE_CHECKING:
     from magnitude.schedule.model_switch import ModelSwitch
+
+
+# Who asks for another engine waits so long for it: a spare is started first where there is none (20 s at most), and
+# then it loads. On a slow card that takes longer; the answer says then that it is not there yet.
+RECYCLE_WITHIN_S = 60.0
 
 
 class Dispatcher:
@@ -341,6 +348,23 @@ class Dispatcher:
 
     async def forget(self, client: str | None, model: str | None = None) -> int:
         return await self.conversations.forget(client, model)
+
+    async def recycle(self, reason: str) -> Recycled:
+        if self._engine.lifecycle.phase is not Phase.UP:
+            raise EngineNotReady(
+                f"there is no engine to replace: {self._engine.lifecycle.reason}", hint="Ask again once it serves"
+            )
+        started_s, held = self._clock(), sum(task.in_engine for task in self._open.values())
+        with contextlib.suppress(TimeoutError):
+            # Shielded: who asked may leave, the engine is replaced all the same.
+            await asyncio.wait_for(asyncio.shield(self._engine.recycle(reason)), RECYCLE_WITHIN_S)
+        return Recycled(
+            reason=reason, engine_pid=self._engine.pid, took_s=self._clock() - started_s, open_requests=held
+        )
+
+    def begun_models(self) -> set[str]:
+        """Models of the requests that an engine has held already."""
+        return {task.model for task in self._open.values() if task.has_started}
 
     def health(self) -> ServiceHealth:
         return health_of(

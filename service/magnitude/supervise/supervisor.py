@@ -103,6 +103,10 @@ class EngineSupervisor:
         return self._engine.heartbeat if self._engine else None
 
     @property
+    def spare_pid(self) -> int | None:
+        return self.spare.pid
+
+    @property
     def recent_losses(self) -> int:
         """Engines lost unasked within the last quarter of an hour."""
         return self.lifecycle.recent_losses(self._clock())
