@@ -96,6 +96,7 @@ class Service:
             on_down=self._on_down,
             on_failed=self._on_failed,
             spare_wanted=lambda: effective_memory(roots).headroom_bytes > SPARE_HEADROOM_BYTES,
+            open_requests=lambda: self.dispatcher.running,
         )
         self.dispatcher = Dispatcher(
             plans,

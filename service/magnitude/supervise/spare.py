@@ -48,6 +48,11 @@ class SpareEngine:
     def pid(self) -> int | None:
         return self._engine.pid if self._engine is not None else None
 
+    @property
+    def greeted(self) -> bool:
+        """Whether there is one that is ready to be taken."""
+        return self._greeted.is_set()
+
     def take(self) -> ConnectedEngine | None:
         """The spare, if there is one that lives; it is the caller's from now on."""
         engine, self._engine = self._engine, None
@@ -132,6 +137,7 @@ class SpareEngine:
         if self._off:
             _dismiss(engine)
         elif not engine.ended:
+            engine.spare = True
             self._engine = engine
             if engine.hello is not None:
                 self._greeted.set()

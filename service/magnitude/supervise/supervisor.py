@@ -13,7 +13,18 @@ from collections.abc import Awaitable, Callable, Coroutine
 from typing import Any
 
 from magnitude.engine.client import EngineLink
-from magnitude.engine.protocol import PROTOCOL_VERSION, Heartbeat, Hello, Shutdown, ToService
+from magnitude.engine.protocol import (
+    PROTOCOL_VERSION,
+    Heartbeat,
+    Hello,
+    PrefillProgress,
+    Ranked,
+    Shutdown,
+    TensorsOut,
+    Tokens,
+    ToService,
+    Vectors,
+)
 from magnitude.supervise.connected_engine import ConnectedEngine, SpawnEngine
 from magnitude.supervise.engine_process import EngineProcess
 from magnitude.supervise.lifecycle import (
@@ -41,6 +52,7 @@ from magnitude.supervise.lifecycle import (
     Tick,
 )
 from magnitude.supervise.loss import EngineLoss
+from magnitude.supervise.recovery import Recovery, RecoveryClock
 from magnitude.supervise.spare import SpareEngine
 
 log = logging.getLogger("magnitude.supervise")
@@ -55,8 +67,8 @@ class EngineSupervisor:
     Hooks: `load(link)` loads the models into a fresh engine and returns the event that tells how that went;
     it is cancelled when that engine is gone. `on_up(link)`, `on_down(loss)`, `on_failed(reason)`,
     `on_give_up(reason)` (the restart budget is spent) and `on_message(message)` are called on the event loop.
-    `spare_wanted()` says whether there is memory for a spare engine; without it there is none. `last_lines` is the
-    end of the log of the engine that was lost last.
+    `spare_wanted()` says whether there is memory for a spare engine; without it there is none. `open_requests()` says
+    how many requests the engine holds. `last_lines` is the end of the log of the engine that was lost last.
     """
 
     def __init__(
@@ -71,6 +83,7 @@ class EngineSupervisor:
         on_give_up: Callable[[str], None] = lambda reason: None,
         spawn: SpawnEngine = EngineProcess.spawn,
         spare_wanted: Callable[[], bool] | None = None,
+        open_requests: Callable[[], int] = lambda: 0,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self.lifecycle = lifecycle
@@ -83,7 +96,9 @@ class EngineSupervisor:
         self._on_failed = on_failed
         self._on_give_up = on_give_up
         self._spawn = spawn
+        self._open_requests = open_requests
         self._clock = clock
+        self._recovery = RecoveryClock()
         self.spare = SpareEngine(spawn, wanted=spare_wanted or (lambda: False))
         self._engine: ConnectedEngine | None = None
         self._background: set[asyncio.Task[None]] = set()
@@ -105,6 +120,14 @@ class EngineSupervisor:
     @property
     def spare_pid(self) -> int | None:
         return self.spare.pid
+
+    @property
+    def spare_ready(self) -> bool:
+        return self.spare.greeted
+
+    @property
+    def last_recovery(self) -> Recovery | None:
+        return self._recovery.last
 
     @property
     def recent_losses(self) -> int:
@@ -149,6 +172,8 @@ class EngineSupervisor:
             case _:
                 if self.lifecycle.phase is Phase.UP:
                     engine.productive = True
+                    if isinstance(message, (PrefillProgress, Tokens, Vectors, Ranked, TensorsOut)):
+                        self._recovery.answered(self._clock())
                 self._on_message(message)
 
     def engine_ended(self, engine: ConnectedEngine, loss: EngineLoss) -> None:
@@ -204,6 +229,7 @@ class EngineSupervisor:
         match phase:
             case Phase.UP:
                 assert self._engine is not None, "an engine that is up has a connection"
+                self._recovery.loaded(self._clock())
                 self._on_up(self._engine.link)
                 self.spare.prepare()
                 self._settled.set()
@@ -211,6 +237,7 @@ class EngineSupervisor:
                 assert loss is not None, "back-off follows a loss"
                 if loss.cause == "recycled":
                     self.recycles += 1
+                self._recovery.lost(loss, self._open_requests(), self._clock())
                 self._on_down(loss)
             case Phase.STOPPED:
                 self._on_down(EngineLoss(reason, "recycled"))
@@ -261,6 +288,8 @@ class EngineSupervisor:
             else f"the engine speaks protocol {hello.protocol_version}, the service {PROTOCOL_VERSION}: "
             "two versions are installed over each other"
         )
+        if self._engine is not None:
+            self._recovery.started(self._clock(), spare=self._engine.spare)
         self._feed(SaidHello(compatible, detail))
 
     async def _load_models(self, link: EngineLink) -> None:
