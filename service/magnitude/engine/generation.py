@@ -70,7 +70,9 @@ def _reusable(request: Generate, kv: KvMemory, model_hash: str, ids: list[int], 
         valid = min(wanted, trusted_length(header, model_hash, layout_id, ids))
     else:
         record = request.kv_holds
-        valid = wanted if holds(header, model_hash, layout_id, record.tokens, record.ids_hash) else 0
+        kept = holds(header, model_hash, layout_id, record.tokens, record.ids_hash)
+        # An engine that was lost right after it had taken over the slot has left it with this text's beginning.
+        valid = wanted if kept else min(wanted, trusted_length(header, model_hash, layout_id, ids))
     # The last piece of a prompt is always computed, and a source may have ended since it was chosen.
     if valid < wanted:
         log.info("slot %d: %d of %d positions are trusted, the rest is computed again", source, valid, wanted)
