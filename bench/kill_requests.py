@@ -46,6 +46,7 @@ WEIGHTS: dict[Kind, int] = {
 # The shared beginnings are of about so many sentences, a long prompt of so many.
 SHARED_SENTENCES = 12
 LONG_SENTENCES = (12, 45)
+EMBEDDED_CHARACTERS = 240
 
 
 class KillRequest(msgspec.Struct, frozen=True, kw_only=True):
@@ -64,13 +65,15 @@ class KillRequest(msgspec.Struct, frozen=True, kw_only=True):
 
 class Setting(msgspec.Struct, frozen=True, kw_only=True):
     """What is asked: the chat model with the ids that end its answers, and the embedder, where there is one.
-    `instructed`: the model has a chat template and is worth constraining. `scale` shortens prompts and answers."""
+    `instructed`: the model has a chat template and is worth constraining. `scale` shortens prompts, `answers`
+    lengthens answers."""
 
     chat: str
     eos: tuple[int, ...]
     embedder: str = ""
     instructed: bool = True
     scale: float = 1.0
+    answers: float = 1.0
 
 
 def requests(setting: Setting, seed: int, count: int, distinct: int) -> list[KillRequest]:
@@ -96,12 +99,13 @@ def _kinds(setting: Setting, dice: random.Random, count: int) -> Iterator[Kind]:
 
 def _one(setting: Setting, dice: random.Random, kind: Kind, number: int) -> KillRequest:
     if kind == "embeddings":
-        texts = [_text(dice, dice.randint(1, 3)) for _ in range(dice.randint(1, 4))]
+        most = round(EMBEDDED_CHARACTERS * setting.scale)
+        texts = [_text(dice, dice.randint(1, 3))[:most] for _ in range(dice.randint(1, 4))]
         return KillRequest(
             kind=kind, path="/v1/embeddings", body={"model": setting.embedder, "input": texts}
         )  # fmt: skip
     body: dict[str, Any] = {"model": setting.chat, **_drawn(dice)}
-    limit = max(4, round(dice.randint(10, 40) * setting.scale))
+    limit = round(dice.randint(10, 40) * setting.answers)
     headers: dict[str, str] = {}
     path = "/v1/completions"
     prompt = f"{number}. {_text(dice, 1)} {dice.choice(['Once', 'Then', 'Therefore', 'But'])}"
@@ -114,7 +118,7 @@ def _one(setting: Setting, dice: random.Random, kind: Kind, number: int) -> Kill
             body["messages"] = [{"role": "system", "content": rules}, {"role": "user", "content": question}]
         case "long":
             prompt = f"{number}. {_text(dice, max(1, round(dice.randint(*LONG_SENTENCES) * setting.scale)))}"
-            limit = min(limit, 12)
+            limit = round(12 * setting.answers)
             headers = COLD if dice.random() < 0.7 else {}
         case "penalties":
             body |= {"repetition_penalty": 1.3, "presence_penalty": 0.5, "frequency_penalty": 0.4}

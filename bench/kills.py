@@ -103,7 +103,8 @@ def key_of(request: KillRequest) -> bytes:
 
 
 class Campaign:
-    """`kills` over all of `requests`, which run `CONCURRENCY` at a time."""
+    """`kills` over all of `requests`, which run `CONCURRENCY` at a time. A kill waits for its phase at most
+    `patience_s`."""
 
     def __init__(
         self,
@@ -114,12 +115,14 @@ class Campaign:
         kills: int,
         seed: int,
         strikes: Sequence[Strike] = STRIKES,
+        patience_s: float = PATIENCE_S,
     ) -> None:
         self._service = service
         self._requests = requests
         self._expected = expected
         self._kills = kills
         self._strikes = strikes
+        self._patience_s = patience_s
         self._dice = random.Random(seed)
         self._watch = Watch()
         self._over = threading.Event()
@@ -208,7 +211,7 @@ class Campaign:
         return self._dice.choice(asks) if asks else None
 
     def _wait_for(self, find: Callable[[], _T | None]) -> _T | None:
-        until_s = time.monotonic() + PATIENCE_S
+        until_s = time.monotonic() + self._patience_s
         while not self._over.is_set() and time.monotonic() < until_s:
             if (found := find()) is not None:
                 return found
