@@ -7,7 +7,7 @@ from collections import deque
 import msgspec
 
 # Sent on change, and not more often than this: a line that flickers informs nobody, and each one wakes the manager.
-MIN_INTERVAL_S = 5.0
+MIN_INTERVAL_S = 3.0
 # Over which the rate is taken: long enough to even out prompts between answers, short enough to be "lately".
 RATE_WINDOW_S = 15.0
 # Reasons may be long sentences with hints; the log has them in full.

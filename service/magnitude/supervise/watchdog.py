@@ -48,9 +48,11 @@ class Verdict(msgspec.Struct, frozen=True):
 
 
 class ProgressWatch:
-    """Looks at one engine and at its own ticks; `may_ping` judges what was seen up to `now_s` (monotonic)."""
+    """Looks at one engine and at its own ticks; `may_ping` judges what was seen up to `now_s` (monotonic).
+    `grace_s` is what supervision may take beyond its deadlines."""
 
-    def __init__(self, now_s: float) -> None:
+    def __init__(self, now_s: float, *, grace_s: float = GRACE_S) -> None:
+        self._grace_s = grace_s
         self._view: EngineView | None = None
         self._changed_s = now_s
         self._ticked_s = now_s
@@ -75,7 +77,7 @@ class ProgressWatch:
             return Verdict(True)
         unchanged_s = now_s - self._changed_s
         due_s = max(self._changed_s + view.patience_s, view.load_until_s or 0.0)
-        if now_s > due_s + GRACE_S:
+        if now_s > due_s + self._grace_s:
             return Verdict(
                 False, f"the engine is {view.phase} without a change for {unchanged_s:.0f} s, and nobody replaces it"
             )
