@@ -1,15 +1,21 @@
 from __future__ import annotations
 
 import asyncio
+import logging
+import os
+import signal
+import socket
 import subprocess
 import sys
 
 import pytest
 
+from magnitude.supervise.engine_process import EngineProcess
 from magnitude.supervise.last_words import MAX_TASKS, task_stacks
 
 ENDED = """
 import os, signal, threading
+from magnitude.supervise.engine_process import EngineProcess
 from magnitude.supervise.last_words import speak_when_killed
 speak_when_killed()
 held = threading.Event()
@@ -64,3 +70,27 @@ def test_a_crowd_of_tasks_does_not_flood_the_log() -> None:
     stacks = asyncio.run(look())
     assert stacks.count("Stack for <Task") == MAX_TASKS
     assert f"and {501 - MAX_TASKS} more tasks" in stacks
+
+
+def test_what_the_engine_says_as_it_crashes_reaches_the_log_of_the_service(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    async def crash() -> None:
+        exited: asyncio.Future[object] = asyncio.get_running_loop().create_future()
+        process = await EngineProcess.spawn(exited.set_result)
+        await asyncio.get_running_loop().sock_recv(nonblocking(process.sock), 1)  # its hello: all is set up
+        os.kill(process.pid, signal.SIGSEGV)
+        await asyncio.wait_for(exited, 60)
+        process.sock.close()
+
+    with caplog.at_level(logging.WARNING, "magnitude.engine"):
+        asyncio.run(crash())
+    said = [record.getMessage() for record in caplog.records]
+    assert any("Segmentation fault" in line for line in said)
+    assert any("most recent call first" in line for line in said)
+    assert any("engine/__main__.py" in line for line in said)
+
+
+def nonblocking(sock: socket.socket) -> socket.socket:
+    sock.setblocking(False)
+    return sock
