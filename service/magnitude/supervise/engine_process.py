@@ -14,6 +14,7 @@ from collections.abc import Callable, Mapping
 
 from magnitude.board.oom import oom_kills
 from magnitude.engine.process import EXIT_OUT_OF_MEMORY
+from magnitude.supervise import inherited, notify
 from magnitude.supervise.loss import EngineLoss
 
 log = logging.getLogger("magnitude.engine")
@@ -30,7 +31,7 @@ LINES_KEPT = 200
 OnExit = Callable[[EngineLoss], None]
 
 # Variables that speak to the service alone: a child that inherits them would talk to systemd in its name.
-_PRIVATE_VARIABLES = ("NOTIFY_SOCKET", "WATCHDOG_USEC", "WATCHDOG_PID", "LISTEN_FDS", "LISTEN_PID", "LISTEN_FDNAMES")
+_PRIVATE_VARIABLES = frozenset({*notify.VARIABLES, *inherited.VARIABLES})
 
 
 def child_environment(environ: Mapping[str, str]) -> dict[str, str]:
