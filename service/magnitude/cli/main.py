@@ -26,6 +26,7 @@ ORDER = (
     "run",
     "ps",
     "reload",
+    "recycle",
     "kv",
     "list",
     "show",
