@@ -1,5 +1,9 @@
 from __future__ import annotations
 
+import re
+from fnmatch import fnmatch
+from pathlib import Path
+
 import msgspec
 import pytest
 from hypothesis import given
@@ -42,6 +46,14 @@ def test_keys_that_differ_are_named_in_order() -> None:
 
 def test_every_key_that_can_be_followed_exists() -> None:
     assert LIVE_KEYS <= ALL_KEYS
+
+
+def test_the_documentation_names_every_key_that_is_followed() -> None:
+    page = (Path(__file__).parents[2] / "docs" / "operations.md").read_text()
+    section = page.partition("## Reload")[2].partition("\n## ")[0]
+    named = re.findall(r"`([a-z_.*]+)`", section)
+    for key in LIVE_KEYS:
+        assert any(fnmatch(key, name) or fnmatch(key, f"kv.{name}") for name in named), key
 
 
 def test_what_opens_sockets_or_builds_the_engine_is_not_followed() -> None:

@@ -94,3 +94,34 @@ def test_what_the_engine_says_as_it_crashes_reaches_the_log_of_the_service(
 def nonblocking(sock: socket.socket) -> socket.socket:
     sock.setblocking(False)
     return sock
+
+
+def test_an_engine_that_is_given_up_says_where_it_stood(caplog: pytest.LogCaptureFixture) -> None:
+    async def hang() -> None:
+        exited: asyncio.Future[object] = asyncio.get_running_loop().create_future()
+        process = await EngineProcess.spawn(exited.set_result)
+        await asyncio.get_running_loop().sock_recv(nonblocking(process.sock), 1)
+        process.kill(stacks=True)
+        await asyncio.wait_for(exited, 60)
+        process.sock.close()
+
+    with caplog.at_level(logging.WARNING, "magnitude.engine"):
+        asyncio.run(hang())
+    said = [record.getMessage() for record in caplog.records]
+    assert any("most recent call first" in line for line in said)
+    assert any("engine/__main__.py" in line for line in said)
+
+
+def test_an_engine_that_is_stopped_is_killed_all_the_same() -> None:
+    async def stopped() -> object:
+        exited: asyncio.Future[object] = asyncio.get_running_loop().create_future()
+        process = await EngineProcess.spawn(exited.set_result)
+        await asyncio.get_running_loop().sock_recv(nonblocking(process.sock), 1)
+        os.kill(process.pid, signal.SIGSTOP)
+        process.kill(stacks=True)
+        try:
+            return await asyncio.wait_for(exited, 60)
+        finally:
+            process.sock.close()
+
+    assert "SIGKILL" in str(asyncio.run(stopped()))

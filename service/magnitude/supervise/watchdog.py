@@ -19,9 +19,9 @@ TICK_S = 1.0
 # A tick that comes so late says that the loop stood still: well above what a loaded board delays a timer, well below
 # any watchdog that makes sense.
 LATE_S = 5.0
-# Beyond the deadline itself: until the supervision's next tick, the kill, the exit of an engine whose memory takes
-# its time to be freed, and the next look.
-GRACE_S = 10.0
+# Beyond the deadline itself: supervision waits 10 s for a killed engine to be gone (`lifecycle.REAP_PATIENCE_S`), on
+# top of its own tick and ours, and a loaded board delays all three.
+GRACE_S = 20.0
 
 
 class EngineView(msgspec.Struct, frozen=True):
