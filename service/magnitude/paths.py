@@ -1,8 +1,8 @@
 """Where models, state, run-time files and the configuration lie.
 
 `MAGNITUDE_HOME` puts everything below one folder (`scripts/run` and tests use it). Otherwise systemd's
-STATE_DIRECTORY, CACHE_DIRECTORY, RUNTIME_DIRECTORY and CONFIGURATION_DIRECTORY are followed; otherwise root gets the system's folders and a
-person the XDG ones. Nothing here creates a folder.
+STATE_DIRECTORY, CACHE_DIRECTORY, RUNTIME_DIRECTORY and CONFIGURATION_DIRECTORY are followed; otherwise root gets the
+system's folders and a person the XDG ones. Nothing here creates a folder.
 """
 
 from __future__ import annotations

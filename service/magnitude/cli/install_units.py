@@ -21,7 +21,7 @@ def register(app: typer.Typer) -> None:
     app.command("install-units")(install_units)
 
 
-def install_units(
+def install_units(  # noqa: PLR0917
     root: Annotated[Path, typer.Option("--root", metavar="DIR", help="Install below DIR, for an image.")] = Path("/"),
     prefix: Annotated[
         str, typer.Option("--prefix", help="Where the files go; a package of the distribution uses /usr.")
@@ -94,7 +94,7 @@ def _activate(prefix: str, *, enable: bool) -> None:
     commands: list[tuple[str, ...]] = [("systemd-sysusers", f"{library}/sysusers.d/magnitude.conf")]
     if host.is_booted():
         commands += [
-            ("systemd-tmpfiles", "--create", f"{library}/tmpfiles.d/magnitude.conf"),
+            ("systemd-tmpfiles", "--create", f"{library}/tmpfiles.d/magnitude.conf"),  # noqa: S108
             ("udevadm", "control", "--reload"),
             ("systemctl", "daemon-reload"),
         ]

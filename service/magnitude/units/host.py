@@ -41,7 +41,7 @@ def systemd_version(root: Path) -> int:
     if version is None:
         raise ConfigError(
             f"No systemd is found below {root}",
-            hint="Name its version: --systemd-version 257. Without systemd, `magnitude serve` runs in the foreground.",
+            hint="Name its version: --systemd-version 257. `magnitude serve` needs no systemd.",
         )
     return version
 

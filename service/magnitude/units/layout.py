@@ -63,7 +63,7 @@ def plan(shipped: Mapping[str, str], installation: Installation) -> list[Install
     if installation.systemd_version < OLDEST_SYSTEMD:
         raise ConfigError(
             f"systemd {installation.systemd_version} is too old: the units need {OLDEST_SYSTEMD} or newer",
-            hint="Debian 12 and current Raspberry Pi OS have it; elsewhere run `magnitude serve` under your own unit.",
+            hint="Debian 12 and current Raspberry Pi OS have it; elsewhere write a unit for `magnitude serve`.",
         )
     for path in (installation.command, installation.prefix):
         if not _PLAIN_PATH.fullmatch(path):
@@ -71,11 +71,12 @@ def plan(shipped: Mapping[str, str], installation: Installation) -> list[Install
                 f"The path {path!r} cannot stand in a unit file",
                 hint="Use an absolute path of letters, digits and . _ - + @ only, for example /opt/magnitude.",
             )
-    files = [
-        InstalledFile(path=path, text=_adapted(text, installation), mode=0o755 if "libexec" in name else 0o644)
-        for name, text in shipped.items()
-        if (path := _destination(PurePosixPath(name), installation)) is not None
-    ]
+    files = []
+    for name, text in shipped.items():
+        destination = _destination(PurePosixPath(name), installation)
+        if destination is not None:
+            mode = 0o755 if "libexec" in name else 0o644
+            files.append(InstalledFile(path=destination, text=_adapted(text, installation), mode=mode))
     if installation.command_in_home:
         files.append(_home_drop_in(installation))
     return sorted(files, key=lambda file: file.path)
@@ -110,7 +111,7 @@ def _home_drop_in(installation: Installation) -> InstalledFile:
         path=f"{installation.prefix.rstrip('/')}/lib/systemd/system/magnitude.service.d/installed-in-home.conf",
         text=(
             "[Service]\n"
-            "# Magnitude is installed in a home folder, so the service has to see home folders; it cannot change them.\n"
+            "# Magnitude is installed in a home folder, so the service has to see those; it cannot change them.\n"
             "ProtectHome=read-only\n"
         ),
         mode=0o644,
