@@ -20,6 +20,7 @@ import psutil
 from magnitude import __version__
 from magnitude.board.cpu import read_cpu
 from magnitude.board.memory import effective_memory
+from magnitude.board.oom_score import protect_from_oom
 from magnitude.board.roots import HostRoots
 from magnitude.config import Settings
 from magnitude.engine.client import EngineLink
@@ -39,12 +40,14 @@ from magnitude.schedule.dispatcher import Dispatcher
 from magnitude.schedule.fresh_engine import FreshEngine
 from magnitude.schedule.golden_gate import GoldenGate
 from magnitude.schedule.loading import ModelLoader, load_deadline_s
+from magnitude.schedule.memory_relief import MemoryRelief
 from magnitude.schedule.model_switch import ModelSwitch
 from magnitude.schedule.plan import ModelPlan
 from magnitude.schedule.planning import plan_models, residency_of
 from magnitude.schedule.slot_files import SlotFiles
 from magnitude.schedule.throughput import Throughput
 from magnitude.supervise.lifecycle import EngineLifecycle, LoadFailed, ModelsReady
+from magnitude.supervise.memory_watch import EngineFigures, MemoryWatch
 from magnitude.supervise.supervisor import EngineSupervisor
 from magnitude.text.catalogue import TextCatalogue
 
@@ -112,6 +115,18 @@ class Service:
             loading=self.supervisor.model_loads,
         )
         self.dispatcher.use(self.switch)
+        self.relief = MemoryRelief(
+            self.dispatcher,
+            self.switch,
+            free_bytes=free_bytes,
+            draft_bytes=draft_bytes(draft, settings.engine),
+            long_prompt_tokens=settings.memory.long_prompt_tokens,
+            drop_caches=self.texts.trim,
+            recycle=self._recycle,
+            restart=self._restart,
+        )
+        self.memory = MemoryWatch(settings.memory, self.relief, engine=self._engine_figures, roots=roots)
+        self.dispatcher.memory_state = self.memory.state
 
     def _allowance(self, free_bytes: int) -> MayUse:
         """What the engine may draw from the board's one account of cores and memory. It is the only engine so far and
@@ -120,6 +135,15 @@ class Service:
         wanted = Want(ENGINE, threads=self._cpu.threads, memory_bytes=free_bytes)
         granted = [effect for effect in self.arbiter.apply(wanted) if isinstance(effect, MayUse)]
         return granted[0] if granted else MayUse(ENGINE, threads=1, memory_bytes=0)
+
+    def _engine_figures(self) -> EngineFigures:
+        beat = self.supervisor.heartbeat
+        return EngineFigures(
+            pid=self.supervisor.pid,
+            planned_bytes=self.relief.engine_bytes(),
+            runs=beat.steps if beat else None,
+            busy=bool(self.dispatcher.running or self.dispatcher.waiting),
+        )
 
     def loaded_at_start(self) -> list[ModelDescription]:
         return [plan.description for plan in self._start]
@@ -134,6 +158,7 @@ class Service:
             kv_bytes=self.dispatcher.kv_resident_bytes,
             run_pool=lambda: supervisor.heartbeat.run_pool if supervisor.heartbeat else PoolUse(),
         )
+        metrics.watch_memory_steps(self.memory.state)
         metrics.watch_runs(self.feedback.runs.figures)
         metrics.watch_load(
             running=lambda: self.dispatcher.running,
@@ -145,6 +170,7 @@ class Service:
     async def stop(self) -> None:
         """End the engine and give the KV memory back."""
         await self.supervisor.stop()
+        await self.relief.close()
         await self.switch.close()
         await self.dispatcher.close()
 
@@ -184,6 +210,13 @@ class Service:
         self.texts.forget(self.dispatcher.model(model))
         await self.dispatcher.conversations.leave(model)
 
+    def _recycle(self, reason: str) -> None:
+        if self.supervisor.pid is not None:
+            os.kill(self.supervisor.pid, signal.SIGKILL)
+
+    def _restart(self, reason: str) -> None:
+        os.kill(os.getpid(), signal.SIGTERM)
+
     def _on_failed(self, reason: str) -> None:
         self.dispatcher.refuse_all(
             EngineNotReady(f"the engine cannot serve: {reason}", hint="See 'magnitude doctor', then restart")
@@ -207,6 +240,7 @@ async def _say_farewell(dispatcher: Dispatcher, stop: asyncio.Event) -> None:
 
 async def _serve(settings: Settings, paths: Paths, environ: MutableMapping[str, str]) -> None:
     sockets = open_sockets(settings.server, environ, run_folder=paths.run)
+    protect_from_oom()
     service = Service(settings, paths)
     stop = asyncio.Event()
     loop = asyncio.get_running_loop()
@@ -217,6 +251,7 @@ async def _serve(settings: Settings, paths: Paths, environ: MutableMapping[str, 
     addresses = ", ".join(listening.address for listening in sockets)
     watch = loop.create_task(service.supervisor.run())
     keeping = loop.create_task(service.dispatcher.conversations.run())
+    watching = loop.create_task(service.memory.run())
     # Tokenizers are read while the engine starts, so that the first request does not wait for them.
     reading = loop.create_task(_report_text_problems(service.loaded_at_start(), service.texts))
     farewell = loop.create_task(_say_farewell(service.dispatcher, stop))
@@ -236,7 +271,7 @@ async def _serve(settings: Settings, paths: Paths, environ: MutableMapping[str, 
         )
     finally:
         failed = watch.done() and not watch.cancelled() and watch.exception()
-        for task in (watch, reading, farewell, keeping):
+        for task in (watch, reading, farewell, keeping, watching):
             task.cancel()
         await service.stop()
         log.info("stopped")

@@ -18,8 +18,9 @@ from magnitude.config.kv import KvSettings
 from magnitude.config.schedule import ScheduleSettings
 from magnitude.engine.client import EngineLink
 from magnitude.engine.protocol import Failed, Finished, PrefillProgress, Tensor, TensorInfo, ToService
-from magnitude.errors import EngineNotReady, MagnitudeError
+from magnitude.errors import EngineNotReady, MagnitudeError, MemoryPressure
 from magnitude.feedback.records import Feedback, TaskRecord
+from magnitude.governor.memory_state import MemoryState
 from magnitude.models.description import ModelDescription
 from magnitude.schedule.admission import Admission
 from magnitude.schedule.arrivals import Arrivals
@@ -66,6 +67,9 @@ from magnitude.supervise.lifecycle import Phase
 
 if TYPE_CHECKING:
     from magnitude.schedule.model_switch import ModelSwitch
+
+# A step of the memory ladder holds for half a minute at least.
+LONG_PROMPT_RETRY_S = 30.0
 
 
 class Dispatcher:
@@ -123,7 +127,9 @@ class Dispatcher:
         self._clock = clock
         self._started_s = clock()
         self._ids = itertools.count(1)
+        self.memory_state: Callable[[], MemoryState] = MemoryState  # as others see it
         self._compute_slots: dict[str, int] = {}
+        self._longest_prompt: int | None = None  # tokens to compute; None: as long as they fit
         self._timer: asyncio.TimerHandle | None = None
 
     # --- what the supervisor tells ---
@@ -198,6 +204,26 @@ class Dispatcher:
             task.withdraw()
         self._arrivals.refuse(model, error)
 
+    # --- when memory is short ---
+
+    def trim(self) -> None:
+        """Have the engine give back what it does not need."""
+        self._execution.trim(self.next_id())
+
+    def refuse_prompts_above(self, tokens: int | None) -> None:
+        """From now on generations with more `tokens` to compute are refused; None: none is."""
+        self._longest_prompt = tokens
+
+    def shed(self, error: MagnitudeError) -> None:
+        """Fail all that waits, and all that runs but for the generation that has run longest."""
+        running = [task for task in self._open.values() if not waits(task)]
+        kept = next((task for task in running if isinstance(task, OpenGeneration)), None)
+        for task in [task for task in self._open.values() if task is not kept]:
+            task.fail(copy.copy(error))
+            task.withdraw()
+        for model in self._arrivals.models():
+            self._arrivals.refuse(model, error)
+
     # --- Inference ---
 
     def models(self) -> Sequence[ModelDescription]:
@@ -234,6 +260,7 @@ class Dispatcher:
         adapter = self.models_served.resolve(task.model)[1]
         task = msgspec.structs.replace(task, model=plan.description.name, adapter=adapter)
         known = self.conversations.known(plan, task)
+        self._check_length(len(task.prompt) - known.tokens)
         generation = OpenGeneration(
             self.next_id(),
             task,
@@ -334,7 +361,13 @@ class Dispatcher:
     def state(self) -> ServiceState:
         residency = {name: self._residency(plan) for name, plan in self.models_served.by_name.items()}
         return state_of(
-            self.plans(), self._engine, self.health(), self._feedback, self.figures(), residency=residency
+            self.plans(),
+            self._engine,
+            self.health(),
+            self._feedback,
+            self.figures(),
+            residency=residency,
+            memory=self.memory_state(),
         )
 
     def figures(self) -> ScheduleFigures:
@@ -377,6 +410,15 @@ class Dispatcher:
             return self._switch.state(plan.description.name)
         up = self._engine.lifecycle.phase is Phase.UP and plan.failure is None
         return "loaded" if up else "absent"
+
+    def _check_length(self, tokens: int) -> None:
+        if self._longest_prompt is not None and tokens > self._longest_prompt:
+            raise MemoryPressure(
+                f"memory is short: prompts with more than {self._longest_prompt} tokens to compute are refused for "
+                f"now, this one has {tokens}",
+                retry_after_s=LONG_PROMPT_RETRY_S,
+                hint="Send it again later, or a shorter one; 'magnitude ps' shows how the memory is",
+            )
 
     async def _present(self, model: str) -> None:
         """Returns when the model is in memory. Raises why it will not be."""

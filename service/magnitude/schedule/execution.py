@@ -8,7 +8,7 @@ from collections import Counter
 from collections.abc import Callable
 
 from magnitude.engine.client import EngineLink
-from magnitude.engine.protocol import CancelRequest, Message
+from magnitude.engine.protocol import CancelRequest, Message, Trim
 from magnitude.errors import DeadlineExceeded, EngineError, EngineGone, MagnitudeError, Overloaded
 from magnitude.schedule.conversations import Conversations
 from magnitude.schedule.events import Dropped, Effect, Expire, Interrupt, Lost, Pause, Reject, Start
@@ -47,6 +47,10 @@ class Execution:
     def engine_down(self, reason: str) -> None:
         self._link = None
         self._down_reason = reason
+
+    def trim(self, request_id: int) -> None:
+        """Ask the engine, if there is one, to give back what it does not need."""
+        self._send(Trim(request_id=request_id))
 
     async def close(self) -> None:
         """Returns when no saved copy is being read any more."""

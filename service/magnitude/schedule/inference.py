@@ -21,6 +21,7 @@ from magnitude.engine.protocol import (
 )
 from magnitude.feedback.records import TaskFigures
 from magnitude.feedback.run_series import RunFigures
+from magnitude.governor.memory_state import MemoryState
 from magnitude.models.description import ModelDescription
 from magnitude.schedule.figures import ScheduleFigures
 
@@ -176,6 +177,7 @@ class ServiceState(msgspec.Struct, frozen=True, kw_only=True):
     schedule: ScheduleFigures = ScheduleFigures()
     engine_open_requests: int = 0  # by the engine's own count, at its last heartbeat
     runs: list[RunFigures] = []  # what graph runs take, by shape
+    memory: MemoryState = MemoryState()
 
 
 class KeptConversation(msgspec.Struct, frozen=True, kw_only=True):

@@ -26,6 +26,7 @@ from magnitude.schedule.residency import (
     Loaded,
     LoadFailed,
     MemoryChanged,
+    MemoryWanted,
     ModelNeed,
     Refuse,
     Residency,
@@ -109,6 +110,10 @@ class ModelSwitch:
     def memory_changed(self, budget_bytes: int) -> None:
         """All models together may take `budget_bytes` from now on."""
         self._feed(MemoryChanged(budget_bytes))
+
+    def memory_wanted(self) -> None:
+        """Memory is short: unload what is neither pinned nor in use."""
+        self._feed(MemoryWanted())
 
     # --- what the supervisor tells ---
 
