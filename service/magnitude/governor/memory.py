@@ -123,7 +123,7 @@ class MemoryGovernor:
             return []
         crawls = self._crawl.seen(sight, now_s, self.ladder)
         target = self._target(sight)
-        effects = self._shed(sight, now_s) if crawls else []
+        effects = self._shed(now_s) if crawls else []
         if target > self._level or crawls:
             self._calm_since_s = None
             effects += self._rise(sight, target, now_s)
@@ -165,8 +165,8 @@ class MemoryGovernor:
                 return effects
         if effects or self._level < _REFUSE_LONG:
             return effects
-        if now_s - self._recycled_s < self.ladder.recycle_s:
-            return []  # the last one, perhaps for another reason, has yet to show
+        if not self._recycle_has_shown(now_s):
+            return []
         if self._level == _REFUSE_LONG and target >= _RECYCLE and self._cooled(now_s):
             return self._enter(_RECYCLE, _why(sight), now_s)
         if self._level == _RECYCLE and target >= _RESTART:
@@ -193,6 +193,10 @@ class MemoryGovernor:
 
     def _cooled(self, now_s: float) -> bool:
         return now_s - self._changed_s >= self.ladder.cool_down_s
+
+    def _recycle_has_shown(self, now_s: float) -> bool:
+        """Whether an engine that was replaced, for whatever reason, has had its time to show."""
+        return now_s - self._recycled_s >= self.ladder.recycle_s
 
     def _enter(self, level: int, reason: str, now_s: float) -> list[Effect]:
         before, self._level = self._level, level
@@ -230,20 +234,18 @@ class MemoryGovernor:
 
     # --- an engine that crawls ---
 
-    def _shed(self, sight: MemorySight, now_s: float) -> list[Effect]:
+    def _shed(self, now_s: float) -> list[Effect]:
         reason = self._crawl.reason
         effects: list[Effect] = []
         if self._crawl.begins(now_s):
             while self._level < _REFUSE_LONG:
                 effects += self._enter(self._level + 1, reason, now_s)
             return [*effects, Shed(reason)]
-        if self._crawl.lasts_s(now_s) < self.ladder.crawl_s:
+        if self._crawl.lasts_s(now_s) < self.ladder.crawl_s or not self._recycle_has_shown(now_s):
             return []
         if self._level < _RECYCLE:
             return self._enter(_RECYCLE, reason, now_s)
-        if now_s - self._recycled_s >= self.ladder.recycle_s:
-            return self._enter(_RESTART, f"replacing the engine did not help: {reason}", now_s)
-        return []
+        return self._enter(_RESTART, f"replacing the engine did not help: {reason}", now_s)
 
     # --- an engine that grows ---
 
@@ -253,7 +255,7 @@ class MemoryGovernor:
             return []
         if self._growth.to_trim(now_s, self.ladder):
             return [Trim(grown)]
-        if self._growth.to_recycle(now_s, self.ladder):
+        if self._recycle_has_shown(now_s) and self._growth.to_recycle(now_s, self.ladder):
             self._recycled_s = now_s
             self.reason = grown
             return [Recycle(grown)]

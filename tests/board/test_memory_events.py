@@ -1,0 +1,48 @@
+from __future__ import annotations
+
+from pathlib import Path
+
+from kernel_trees import write_tree
+from magnitude.board.memory import effective_memory
+from magnitude.board.memory_events import read_events
+
+G = "sys/fs/cgroup"
+EVENTS = "low 0\nhigh 50000\nmax 3\noom 1\noom_kill 1"
+
+
+def test_the_counters_are_those_of_the_group_whose_limit_binds(tmp_path: Path) -> None:
+    tree = {
+        "proc/self/cgroup": "0::/edge.slice/edge.service",
+        "proc/vmstat": "nr_free_pages 1\noom_kill 4",
+        f"{G}/edge.slice/memory.events": "high 7",
+        f"{G}/edge.slice/memory.max": 2000000000,
+        f"{G}/edge.slice/edge.service/memory.high": 629145600,
+        f"{G}/edge.slice/edge.service/memory.events": EVENTS,
+    }
+    roots = write_tree(tmp_path, tree)
+    events = read_events(roots, effective_memory(roots))
+    assert (events.high, events.max, events.oom, events.oom_kill, events.board_oom_kill) == (50000, 3, 1, 1, 4)
+
+
+def test_without_a_limit_the_own_group_is_asked(tmp_path: Path) -> None:
+    tree = {"proc/self/cgroup": "0::/edge.service", f"{G}/edge.service/memory.events": EVENTS}
+    roots = write_tree(tmp_path, tree)
+    assert read_events(roots, effective_memory(roots)).oom_kill == 1
+
+
+def test_version_1_counts_failures_and_kills_elsewhere(tmp_path: Path) -> None:
+    tree = {
+        "proc/self/cgroup": "5:memory:/edge",
+        f"{G}/memory/edge/memory.failcnt": 12,
+        f"{G}/memory/edge/memory.oom_control": "oom_kill_disable 0\nunder_oom 0\noom_kill 2",
+        f"{G}/memory/edge/memory.limit_in_bytes": 1000,
+    }
+    roots = write_tree(tmp_path, tree)
+    events = read_events(roots, effective_memory(roots))
+    assert (events.high, events.max, events.oom_kill) == (None, 12, 2)
+
+
+def test_a_kernel_that_counts_nothing_gives_nothing(tmp_path: Path) -> None:
+    roots = write_tree(tmp_path, {})
+    events = read_events(roots, effective_memory(roots))
+    assert (events.high, events.max, events.oom_kill, events.board_oom_kill) == (None, None, None, None)
