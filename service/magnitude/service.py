@@ -238,10 +238,12 @@ async def _say_farewell(dispatcher: Dispatcher, stop: asyncio.Event) -> None:
     )
 
 
-async def _serve(settings: Settings, paths: Paths, environ: MutableMapping[str, str]) -> None:
+async def _serve(
+    settings: Settings, paths: Paths, environ: MutableMapping[str, str], roots: HostRoots | None = None
+) -> None:
     sockets = open_sockets(settings.server, environ, run_folder=paths.run)
     protect_from_oom()
-    service = Service(settings, paths)
+    service = Service(settings, paths, roots=roots)
     stop = asyncio.Event()
     loop = asyncio.get_running_loop()
     for number in (signal.SIGTERM, signal.SIGINT):
@@ -290,9 +292,12 @@ def prepare_state_folder(folder: Path) -> None:
         )
 
 
-def run_service(settings: Settings, *, environ: MutableMapping[str, str] | None = None) -> None:
-    """Serve until SIGTERM or SIGINT. Raises `MagnitudeError` when the service cannot start."""
+def run_service(
+    settings: Settings, *, environ: MutableMapping[str, str] | None = None, roots: HostRoots | None = None
+) -> None:
+    """Serve until SIGTERM or SIGINT, on the board that is described below `roots`. Raises `MagnitudeError` when the
+    service cannot start."""
     environ = os.environ if environ is None else environ
     paths = find_paths(environ)
     prepare_state_folder(paths.state)
-    asyncio.run(_serve(settings, paths, environ))
+    asyncio.run(_serve(settings, paths, environ, roots))
