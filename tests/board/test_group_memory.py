@@ -41,7 +41,7 @@ def test_without_a_split_the_raw_count_is_the_pressure(tmp_path: Path) -> None:
     assert (edge.limit_bytes, edge.used_bytes, edge.pressure_bytes) == (2147483648, 1700000000, 1700000000)
     assert (own.limit_bytes, own.pressure_bytes) == (None, 900000000)
     assert (root.limit_bytes, root.used_bytes, root.pressure_bytes) == (None, None, None)
-    sight = sight_of(MemoryReading(memory=memory))
+    sight = sight_of(MemoryReading(memory=memory, groups=memory.groups))
     assert (sight.limit_bytes, sight.pressure_bytes) == (2147483648, 1700000000)
     assert sight.limit_path == str(tmp_path / G / "edge.slice")
     assert sight.room_bytes == memory.headroom_bytes == 447483648

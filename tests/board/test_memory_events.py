@@ -20,14 +20,25 @@ def test_the_counters_are_those_of_the_group_whose_limit_binds(tmp_path: Path) -
         f"{G}/edge.slice/edge.service/memory.events": EVENTS,
     }
     roots = write_tree(tmp_path, tree)
-    events = read_events(roots, effective_memory(roots))
+    events = read_events(roots, effective_memory(roots).groups)
     assert (events.high, events.max, events.oom, events.oom_kill, events.board_oom_kill) == (50000, 3, 1, 1, 4)
 
 
 def test_without_a_limit_the_own_group_is_asked(tmp_path: Path) -> None:
     tree = {"proc/self/cgroup": "0::/edge.service", f"{G}/edge.service/memory.events": EVENTS}
     roots = write_tree(tmp_path, tree)
-    assert read_events(roots, effective_memory(roots)).oom_kill == 1
+    assert read_events(roots, effective_memory(roots).groups).oom_kill == 1
+
+
+def test_without_a_limit_the_units_group_counts_for_the_engine_beside_the_service(tmp_path: Path) -> None:
+    tree = {
+        "proc/self/cgroup": "0::/system.slice/edge.service/service",
+        f"{G}/system.slice/memory.events": "oom_kill 9",
+        f"{G}/system.slice/edge.service/memory.events": EVENTS,
+        f"{G}/system.slice/edge.service/service/memory.events": "oom_kill 0",
+    }
+    roots = write_tree(tmp_path, tree)
+    assert read_events(roots, effective_memory(roots).groups).oom_kill == 1
 
 
 def test_version_1_counts_failures_and_kills_elsewhere(tmp_path: Path) -> None:
@@ -38,11 +49,11 @@ def test_version_1_counts_failures_and_kills_elsewhere(tmp_path: Path) -> None:
         f"{G}/memory/edge/memory.limit_in_bytes": 1000,
     }
     roots = write_tree(tmp_path, tree)
-    events = read_events(roots, effective_memory(roots))
+    events = read_events(roots, effective_memory(roots).groups)
     assert (events.high, events.max, events.oom_kill) == (None, 12, 2)
 
 
 def test_a_kernel_that_counts_nothing_gives_nothing(tmp_path: Path) -> None:
     roots = write_tree(tmp_path, {})
-    events = read_events(roots, effective_memory(roots))
+    events = read_events(roots, effective_memory(roots).groups)
     assert (events.high, events.max, events.oom_kill, events.board_oom_kill) == (None, None, None, None)

@@ -22,6 +22,17 @@ def test_the_groups_figures_come_before_the_boards(tmp_path: Path) -> None:
     assert (board.some_percent, board.path) == (0.0, str(tmp_path / "proc/pressure/memory"))
 
 
+def test_a_service_in_a_leaf_of_its_unit_reads_the_figures_of_the_unit(tmp_path: Path) -> None:
+    tree = {
+        "proc/self/cgroup": "0::/system.slice/magnitude.service/service",
+        f"{G}/system.slice/memory.pressure": CALM,
+        f"{G}/system.slice/magnitude.service/memory.pressure": STALLED,
+        f"{G}/system.slice/magnitude.service/service/memory.pressure": CALM,
+    }
+    (unit,) = StallReader(write_tree(tmp_path, tree)).stalls()
+    assert unit.full_percent == 4.25
+
+
 def test_a_kernel_without_the_files_has_no_figures(tmp_path: Path) -> None:
     assert StallReader(write_tree(tmp_path, {"proc/self/cgroup": "0::/"})).stalls() == ()
 

@@ -167,6 +167,20 @@ def test_without_a_limit_the_service_keeps_its_own_budget(tmp_path: Path) -> Non
     assert "recycle" in board.done.calls
 
 
+def test_the_engines_own_group_counts_too_when_its_limit_is_nearer(tmp_path: Path) -> None:
+    tree = {
+        f"proc/{ENGINE}/cgroup": "0::/magnitude.service/engine",
+        f"{G}/engine/memory.max": 700_000_000,
+        f"{G}/engine/memory.current": 600_000_000,
+    }
+    board = Board(tmp_path, None, **tree)
+    board.look()
+    state = board.watch.state()
+    assert (state.limit_bytes, state.limit_path) == (700_000_000, str(tmp_path / G / "engine"))
+    assert state.memory_limit == str(tmp_path / G / "engine")
+    assert state.step == "trim"
+
+
 def test_an_engine_that_ended_meanwhile_is_no_error(tmp_path: Path) -> None:
     board = Board(tmp_path)
     board.figures = EngineFigures(pid=4242, planned_bytes=1)

@@ -68,6 +68,11 @@ def effective_memory(roots: HostRoots | None = None) -> MemorySnapshot:
     )
 
 
+def groups_of(roots: HostRoots, pid: int) -> tuple[GroupMemory, ...]:
+    """The groups of process `pid`, its own first; empty when there is no such process."""
+    return tuple(read_group(folder, c.version) for c in chains(roots, "memory", pid) for folder in c.folders)
+
+
 def _has_controller(chain: CgroupChain) -> bool:
     """Version 1 mounts a folder for it; version 2 lists what there is, in the root too, whose own use it does not
     count."""

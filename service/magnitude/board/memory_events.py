@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 
 import msgspec
 
+from magnitude.board.cgroup import unit_folder
 from magnitude.board.group_memory import GroupMemory
-from magnitude.board.memory import MemorySnapshot
 from magnitude.board.roots import HostRoots, read_int, read_text
 
 
@@ -24,12 +25,13 @@ class MemoryEvents(msgspec.Struct, frozen=True, kw_only=True):
     board_oom_kill: int | None = None
 
 
-def read_events(roots: HostRoots, memory: MemorySnapshot) -> MemoryEvents:
-    """Counters of the group whose limit binds: the tightest memory.high and limit, else the process's own group.
-    A group's counters hold those of all groups below it."""
-    groups = memory.groups
+def read_events(roots: HostRoots, groups: Sequence[GroupMemory]) -> MemoryEvents:
+    """Counters of the one of `groups` whose limit is tightest, memory.high included; where none has a limit, of the
+    service's. A group's counters hold those of all groups below it."""
     bounds = [(min(b for b in (g.high_bytes, g.limit_bytes) if b is not None), g) for g in groups if _bounded(g)]
-    group = min(bounds, key=lambda entry: entry[0])[1] if bounds else next(iter(groups), None)
+    by_path = {Path(group.path): group for group in groups}
+    unit = by_path[unit_folder(list(by_path))] if by_path else None
+    group = min(bounds, key=lambda entry: entry[0])[1] if bounds else unit
     board = _fields(roots.proc / "vmstat").get("oom_kill")
     if group is None:
         return MemoryEvents(board_oom_kill=board)

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import msgspec
 
-from magnitude.board.cgroup import chains
+from magnitude.board.cgroup import chains, unit_folder
 from magnitude.board.roots import HostRoots, read_text
 
 PSI_HINT = "Boot the kernel with psi=1 (on a Raspberry Pi: in cmdline.txt of the boot partition)"
@@ -26,7 +26,7 @@ class MemoryStall(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class StallReader:
-    """Reads the process's own group and the board, as far as the kernel tells. Not thread-safe."""
+    """Reads the service's group and the board, as far as the kernel tells. Not thread-safe."""
 
     def __init__(self, roots: HostRoots, read: Callable[[Path], str | None] = read_text) -> None:
         self._roots = roots
@@ -48,9 +48,9 @@ class StallReader:
 
 
 def stall_files(roots: HostRoots) -> list[Path]:
-    """Where the figures would be: of the process's own group (cgroup v2), and of the board."""
-    groups = [chain.folders[0] / "memory.pressure" for chain in chains(roots, "memory") if chain.version == 2]
-    return [*groups, roots.proc / "pressure/memory"]
+    """Where the figures would be: of the service's group (cgroup v2), and last of the board."""
+    units = [unit_folder(chain.folders) for chain in chains(roots, "memory") if chain.version == 2]
+    return [*(folder / "memory.pressure" for folder in units), roots.proc / "pressure/memory"]
 
 
 def parse_stall(text: str, path: Path) -> MemoryStall | None:

@@ -82,7 +82,7 @@ def sight_of(
     shared_bytes = max((process.shared_bytes for process in processes), default=0)
     own_bytes = sum(process.own_bytes for process in processes) + shared_bytes if processes else None
     bounds: list[_Bound] = []
-    for group in memory.groups:
+    for group in reading.groups:
         limits = [limit for limit in (group.limit_bytes, group.high_bytes) if limit is not None]
         if limits and group.pressure_bytes is not None:
             bounds.append(_Bound(min(limits), group.pressure_bytes, group.path, group.file_bytes))

@@ -7,11 +7,12 @@ import logging
 import os
 import time
 from collections import Counter, deque
-from collections.abc import Callable, MutableMapping
+from collections.abc import Callable, MutableMapping, Sequence
 from typing import Protocol
 
 import msgspec
 
+from magnitude.board.group_memory import GroupMemory
 from magnitude.board.memory_reading import CONTROLLER_HINT, MemoryReader, MemoryReading
 from magnitude.board.memory_stall import PSI_HINT
 from magnitude.board.roots import HostRoots
@@ -172,7 +173,7 @@ class MemoryWatch:
             reason=self.governor.reason,
             limit_bytes=sight.limit_bytes,
             limit_path=sight.limit_path,
-            memory_limit=reading.memory.limit_path or "none",
+            memory_limit=_tightest(reading.groups),
             pressure_bytes=sight.pressure_bytes,
             pressure_percent=None if sight.percent is None else round(sight.percent, 1),
             file_bytes=sight.file_bytes,
@@ -253,3 +254,8 @@ class MemoryWatch:
         except Exception:
             # The next step must come all the same: it may be the one that saves the board.
             log.exception("a step against the shortage of memory failed")
+
+
+def _tightest(groups: Sequence[GroupMemory]) -> str:
+    limited = [group for group in groups if group.limit_bytes is not None]
+    return min(limited, key=lambda group: group.limit_bytes or 0).path if limited else "none"
