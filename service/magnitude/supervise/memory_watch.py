@@ -220,9 +220,10 @@ class MemoryWatch:
         actions = self._actions
         match effect:
             case Announce(step, before, reason):
-                rises = STEPS.index(step) > STEPS.index(before)
-                fields = {"step": step, "before": before, "reason": reason}
-                log.log(logging.WARNING if rises else logging.INFO, "memory step", extra={"fields": fields})
+                # On the way up the line of what is done says it.
+                if STEPS.index(step) < STEPS.index(before):
+                    fields = {"step": step, "reason": reason}
+                    log.info("memory: step %s is over", before, extra={"fields": fields})
             case Trim(reason):
                 self._do("trim", "caches dropped, freed memory given back", reason, actions.trim)
             case ShrinkKv(share, reason) if share < 1:
@@ -248,7 +249,8 @@ class MemoryWatch:
     def _do(self, step: Step, what: str, reason: str, act: Callable[[], None], *, counts: bool = True) -> None:
         self._taken.append((self._clock(), step, what, reason))
         self._counts[step] += counts
-        log.info("memory: %s", what, extra={"fields": {"step": step, "reason": reason}})
+        level = logging.WARNING if counts else logging.INFO
+        log.log(level, "memory: %s", what, extra={"fields": {"step": step, "reason": reason}})
         try:
             act()
         except Exception:
