@@ -43,16 +43,15 @@ from magnitude.schedule.planning import residency_of
 from magnitude.schedule.slot_files import SlotFiles
 from magnitude.schedule.slot_terms import Wanted
 from magnitude.supervise.lifecycle import EngineLifecycle
+from magnitude.supervise.supervisor import EngineSupervisor
 
 SHAPE = DecoderShape(layers=1, kv_heads=1, head_dim=64, vocab_size=16, hidden_size=8, context_length=1024)
 TOKEN_BYTES = SHAPE.kv_bytes_per_token()
 FREE_BYTES = 1_000_000_000
 
 
-class NoEngine:
-    lifecycle = EngineLifecycle(load_deadline_s=1, step_deadline_s=1)
-    pid = None
-    heartbeat = None
+async def never_spawned(*_: object, **__: object) -> Any:
+    raise OSError("no engine process is started here")
 
 
 def plan(name: str, stay: Stay = "pinned", *, slots: int = 8) -> ModelPlan:
@@ -84,12 +83,21 @@ class House:
     def __init__(self, *plans: ModelPlan, files: SlotFiles | None = None) -> None:
         self.plans = {each.description.name: each for each in plans}
         self.engine = ScriptedEngine(self.answer)
+        self.supervisor = EngineSupervisor(
+            EngineLifecycle(load_deadline_s=1, step_deadline_s=1),
+            load=lambda link: self.loader.load_all(link),
+            on_message=lambda message: None,
+            on_up=lambda link: None,
+            on_down=lambda loss: None,
+            on_failed=lambda reason: None,
+            spawn=never_spawned,
+        )
         self.dispatcher = Dispatcher(
             plans,
             aliases={},
             max_queue=8,
             feedback=Feedback(),
-            engine=NoEngine(),
+            engine=self.supervisor,
             kv=KvSettings(saved_min_tokens=16),
             files=files,
         )
@@ -112,7 +120,7 @@ class House:
             draft_bytes=0,
             long_prompt_tokens=64,
             drop_caches=lambda: self.said.append("caches"),
-            recycle=lambda reason: self.said.append(f"recycle {reason}"),
+            engine=self.supervisor,
             restart=lambda reason: self.said.append(f"restart {reason}"),
         )
 

@@ -52,6 +52,9 @@ class Done:
     def restart(self, reason: str) -> None:
         self.calls.append("restart")
 
+    def normal(self) -> None:
+        self.calls.append("normal")
+
     def models_may_take(self, free_bytes: int) -> None:
         pass
 
@@ -118,7 +121,7 @@ def test_the_steps_come_in_order_and_are_shown_with_their_figures(tmp_path: Path
     board.use(50)
     board.look(60)
     assert board.watch.state().step == "normal"
-    assert board.done.calls[-1] == "shrink_kv 1.0"
+    assert board.done.calls[-2:] == ["shrink_kv 1.0", "normal"]
 
 
 def test_a_limit_that_is_raised_at_run_time_ends_the_shortage(tmp_path: Path) -> None:
@@ -163,7 +166,7 @@ def test_without_a_limit_the_service_keeps_its_own_budget(tmp_path: Path) -> Non
     board.look(40)
     state = board.watch.state()
     assert state.limit_path == "own budget"
-    assert (state.limit_bytes, state.own_bytes) == (2_000_000 * 1024, 1_960_000 * 1000 * 1024 // 1000)
+    assert (state.limit_bytes, state.own_bytes) == (2_000_000 * 1024, 1_960_000 * 1024)
     assert "recycle" in board.done.calls
 
 
@@ -179,6 +182,15 @@ def test_the_engines_own_group_counts_too_when_its_limit_is_nearer(tmp_path: Pat
     assert (state.limit_bytes, state.limit_path) == (700_000_000, str(tmp_path / G / "engine"))
     assert state.memory_limit == str(tmp_path / G / "engine")
     assert state.step == "trim"
+
+
+def test_a_spare_engine_counts_as_held_and_is_not_taken_for_the_one_that_serves(tmp_path: Path) -> None:
+    board = Board(tmp_path)
+    board.figures = EngineFigures(pid=4242, spare_pid=ENGINE, planned_bytes=1)
+    board.look()
+    state = board.watch.state()
+    assert state.own_bytes == 460_000 * 1024
+    assert state.engine_own_bytes is None
 
 
 def test_an_engine_that_ended_meanwhile_is_no_error(tmp_path: Path) -> None:

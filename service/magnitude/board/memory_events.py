@@ -9,6 +9,7 @@ import msgspec
 
 from magnitude.board.cgroup import unit_folder
 from magnitude.board.group_memory import GroupMemory
+from magnitude.board.oom import oom_kills
 from magnitude.board.roots import HostRoots, read_int, read_text
 
 
@@ -32,7 +33,7 @@ def read_events(roots: HostRoots, groups: Sequence[GroupMemory]) -> MemoryEvents
     by_path = {Path(group.path): group for group in groups}
     unit = by_path[unit_folder(list(by_path))] if by_path else None
     group = min(bounds, key=lambda entry: entry[0])[1] if bounds else unit
-    board = _fields(roots.proc / "vmstat").get("oom_kill")
+    board = oom_kills(roots)
     if group is None:
         return MemoryEvents(board_oom_kill=board)
     folder = Path(group.path)

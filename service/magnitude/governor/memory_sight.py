@@ -65,6 +65,7 @@ class _Bound(msgspec.Struct, frozen=True):
 def sight_of(
     reading: MemoryReading,
     *,
+    engine_pid: int | None = None,
     alarmed: bool = False,
     busy: bool = False,
     runs: int | None = None,
@@ -74,7 +75,8 @@ def sight_of(
     """The nearest of all limits, and the signals beside it.
 
     A group's memory.high counts as a limit: beyond it the kernel throttles. So does the board itself. Without any
-    limit of a group the service keeps to `own_percent` of the board. `runs` and `planned_bytes` are the engine's.
+    limit of a group the service keeps to `own_percent` of the board. `runs` and `planned_bytes` are those of the
+    engine that serves, `engine_pid`.
     """
     memory = reading.memory
     processes = [*([reading.service] if reading.service else []), *reading.engines]
@@ -92,7 +94,7 @@ def sight_of(
         if not limited and own_bytes is not None:
             bounds.append(_Bound(int(memory.total_bytes * own_percent / 100), own_bytes, OWN_BUDGET))
     nearest = max(bounds, key=lambda bound: bound.pressure_bytes / max(1, bound.limit_bytes), default=None)
-    engine = reading.engines[0] if reading.engines else None
+    engine = next((process for process in reading.engines if process.pid == engine_pid), None)
     return MemorySight(
         limit_bytes=nearest.limit_bytes if nearest else None,
         limit_path=nearest.path if nearest else "",

@@ -15,6 +15,7 @@ from magnitude.schedule.model_switch import need_of
 if TYPE_CHECKING:
     from magnitude.schedule.dispatcher import Dispatcher
     from magnitude.schedule.model_switch import ModelSwitch
+    from magnitude.supervise.supervisor import EngineSupervisor
 
 log = logging.getLogger("magnitude.memory")
 
@@ -39,7 +40,7 @@ class MemoryRelief:
         draft_bytes: int,
         long_prompt_tokens: int,
         drop_caches: Callable[[], None],
-        recycle: Callable[[str], None],
+        engine: EngineSupervisor,
         restart: Callable[[str], None],
     ) -> None:
         self._dispatcher = dispatcher
@@ -48,7 +49,7 @@ class MemoryRelief:
         self._draft_bytes = draft_bytes
         self._long_prompt_tokens = long_prompt_tokens
         self._drop_caches = drop_caches
-        self._recycle = recycle
+        self._engine = engine
         self._restart = restart
         self._budget_bytes = account_bytes(free_bytes)
         self._tasks: set[asyncio.Task[None]] = set()
@@ -64,6 +65,7 @@ class MemoryRelief:
         return ENGINE_BYTES + self._draft_bytes + sum(need.weight_bytes + need.activation_bytes for need in needs)
 
     def trim(self) -> None:
+        self._engine.spare.drop()
         self._dispatcher.trim()
         self._in_background(asyncio.to_thread(self._drop_caches))
 
@@ -86,10 +88,13 @@ class MemoryRelief:
         )
 
     def recycle(self, reason: str) -> None:
-        self._recycle(reason)
+        self._engine.recycle(reason)
 
     def restart(self, reason: str) -> None:
         self._restart(reason)
+
+    def normal(self) -> None:
+        self._engine.spare.prepare()
 
     def models_may_take(self, free_bytes: int) -> None:
         """Never more than the plans were made for: what came free since is for whoever else wants it."""

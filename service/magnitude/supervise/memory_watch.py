@@ -72,6 +72,10 @@ class MemoryActions(Protocol):
         """End the service, to be started anew."""
         ...
 
+    def normal(self) -> None:
+        """There is memory again for what is only a comfort."""
+        ...
+
     def models_may_take(self, free_bytes: int) -> None:
         """So much would be free if the service and its engines held nothing."""
         ...
@@ -79,9 +83,11 @@ class MemoryActions(Protocol):
 
 class EngineFigures(msgspec.Struct, frozen=True, kw_only=True):
     """Of the engine that serves: its process (None: there is none), the memory of its own that was planned for what
-    is loaded in it, and the graph runs that it has finished. `busy`: requests are open, whoever has them."""
+    is loaded in it, and the graph runs that it has finished. `busy`: requests are open, whoever has them. `spare_pid`
+    is one that waits to take its place."""
 
     pid: int | None = None
+    spare_pid: int | None = None
     planned_bytes: int | None = None
     runs: int | None = None
     busy: bool = False
@@ -142,11 +148,12 @@ class MemoryWatch:
     async def look(self, *, alarmed: bool = False) -> None:
         """One look, and what follows from it."""
         figures = self._engine()
-        pids = [] if figures.pid is None else [figures.pid]
+        pids = [pid for pid in (figures.pid, figures.spare_pid) if pid is not None]
         reading = await asyncio.to_thread(self._reader.read, pids)
         first, self._reading = self._reading is None, reading
         self._sight = sight_of(
             reading,
+            engine_pid=figures.pid,
             alarmed=alarmed,
             busy=figures.busy,
             runs=figures.runs,
@@ -224,6 +231,8 @@ class MemoryWatch:
                 if STEPS.index(step) < STEPS.index(before):
                     fields = {"step": step, "reason": reason}
                     log.info("memory: step %s is over", before, extra={"fields": fields})
+                if step == "normal":
+                    actions.normal()
             case Trim(reason):
                 self._do("trim", "caches dropped, freed memory given back", reason, actions.trim)
             case ShrinkKv(share, reason) if share < 1:
