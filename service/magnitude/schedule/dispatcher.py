@@ -19,7 +19,7 @@ from magnitude.config.kv import KvSettings
 from magnitude.config.schedule import ScheduleSettings
 from magnitude.engine.client import EngineLink
 from magnitude.engine.protocol import Failed, Finished, PrefillProgress, Tensor, TensorInfo, ToService
-from magnitude.errors import EngineNotReady, MagnitudeError, MemoryPressure, Quarantined
+from magnitude.errors import EngineNotReady, MagnitudeError, Quarantined
 from magnitude.feedback.records import Feedback, TaskRecord
 from magnitude.governor.memory_state import MemoryState
 from magnitude.models.description import ModelDescription
@@ -57,6 +57,7 @@ from magnitude.schedule.inference import (
     ServiceState,
     VectorsResult,
 )
+from magnitude.schedule.long_prompts import LongPrompts
 from magnitude.schedule.open_generation import OpenGeneration
 from magnitude.schedule.open_tasks import OpenTask, fingerprint
 from magnitude.schedule.plan import ModelPlan
@@ -72,9 +73,6 @@ from magnitude.supervise.loss import EngineLoss
 
 if TYPE_CHECKING:
     from magnitude.schedule.model_switch import ModelSwitch
-
-# A step of the memory ladder holds for half a minute at least.
-LONG_PROMPT_RETRY_S = 30.0
 
 
 # Who asks for another engine waits so long for it: a spare is started first where there is none (20 s at most), and
@@ -141,7 +139,7 @@ class Dispatcher:
         self._ids = itertools.count(1)
         self.memory_state: Callable[[], MemoryState] = MemoryState  # as others see it
         self._compute_slots: dict[str, int] = {}
-        self._longest_prompt: int | None = None  # tokens to compute; None: as long as they fit
+        self.long_prompts = LongPrompts()
         self._quarantine = Quarantine()
         self._suspects: dict[int, Progress] = {}  # how far they were when their engine was lost
         self._on_loss = on_loss
@@ -237,10 +235,6 @@ class Dispatcher:
         """Have the engine give back what it does not need."""
         self._execution.trim(self.next_id())
 
-    def refuse_prompts_above(self, tokens: int | None) -> None:
-        """From now on generations with more `tokens` to compute are refused; None: none is."""
-        self._longest_prompt = tokens
-
     def shed(self, error: MagnitudeError) -> None:
         """Fail all that waits, and all that runs but for the generation that has run longest."""
         running = [task for task in self._open.values() if not waits(task)]
@@ -287,7 +281,7 @@ class Dispatcher:
         adapter = self.models_served.resolve(task.model)[1]
         task = msgspec.structs.replace(task, model=plan.description.name, adapter=adapter)
         known = self.conversations.known(plan, task)
-        self._check_length(len(task.prompt) - known.tokens)
+        self.long_prompts.check(len(task.prompt) - known.tokens)
         generation = OpenGeneration(
             self.next_id(),
             task,
@@ -454,15 +448,6 @@ class Dispatcher:
             return self._switch.state(plan.description.name)
         up = self._engine.lifecycle.phase is Phase.UP and plan.failure is None
         return "loaded" if up else "absent"
-
-    def _check_length(self, tokens: int) -> None:
-        if self._longest_prompt is not None and tokens > self._longest_prompt:
-            raise MemoryPressure(
-                f"memory is short: prompts with more than {self._longest_prompt} tokens to compute are refused for "
-                f"now, this one has {tokens}",
-                retry_after_s=LONG_PROMPT_RETRY_S,
-                hint="Send it again later, or a shorter one; 'magnitude ps' shows how the memory is",
-            )
 
     async def _present(self, model: str) -> None:
         """Returns when the model is in memory. Raises why it will not be."""

@@ -76,7 +76,7 @@ class MemoryRelief:
         self._switch.memory_wanted()
 
     def refuse_long(self, on: bool) -> None:
-        self._dispatcher.refuse_prompts_above(self._long_prompt_tokens if on else None)
+        self._dispatcher.long_prompts.most_tokens = self._long_prompt_tokens if on else None
 
     def shed(self, reason: str) -> None:
         self._dispatcher.shed(
