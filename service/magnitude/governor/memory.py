@@ -179,7 +179,7 @@ class MemoryGovernor:
             return []
         if self._calm_since_s is None:
             self._calm_since_s = now_s
-        if now_s - max(self._calm_since_s, self._changed_s) < max(self.ladder.calm_s, self.ladder.cool_down_s):
+        if now_s - max(self._calm_since_s, self._changed_s) < self.ladder.calm_s:
             return []
         return self._enter(self._level - 1, _why(sight), now_s)
 

@@ -29,28 +29,43 @@ LARGER = (82, 86, 89, 92, 95, 97)
 class Ladder(msgspec.Struct, frozen=True, kw_only=True):
     """`thresholds_percent` of the limit, one for each step after `normal`; empty: by the size of the limit.
 
-    A step is left again once the memory has been `hysteresis_percent` below its threshold for `calm_s`. Two changes
-    upwards are `cool_down_s` apart, unless memory is at its very end (`extreme_percent`): then all steps that can be
-    taken back are taken at once.
+    Two changes upwards are `cool_down_s` apart, unless memory is at its very end (`extreme_percent`): then all steps
+    that can be taken back are taken at once. A step is left again once the memory has been `hysteresis_percent` below
+    its threshold for `calm_s`. The other times follow from the cool-down, too.
     """
 
     thresholds_percent: tuple[int, ...] = ()
-    # A step's own effect is a few percent on a small board; a smaller distance would undo it at once.
-    hysteresis_percent: float = 4.0
     # Three looks of 5 s: freed pages and a model that leaves show in the kernel's figures within one or two.
     cool_down_s: float = 15.0
-    calm_s: float = 30.0
-    # Cheap steps are taken again after so long while memory stays short: what was freed meanwhile is given back, too.
-    again_s: float = 60.0
-    # A new engine process and its models; 20 s on a Pi 5 from a slow card, with room for a spare that starts cold.
-    recycle_s: float = 60.0
-    # No better for so long while the kernel throttles: then what was shed was not enough.
-    crawl_s: float = 30.0
+    # A step's own effect is a few percent on a small board; a smaller distance would undo it at once.
+    hysteresis_percent: float = 4.0
     extreme_percent: float = 98.0
     # Share of ten seconds in which all tasks waited for memory. At a tenth, tokens come visibly slower.
     stall_percent: float = 10.0
     # An engine above this share of what was planned for it has grown.
     engine_limit_percent: float = 150.0
+
+    @property
+    def calm_s(self) -> float:
+        """Slower down than up: what was given back too early has to be taken again."""
+        return 2 * self.cool_down_s
+
+    @property
+    def crawl_s(self) -> float:
+        """No better for so long while the kernel throttles: then what was shed was not enough. 30 s by default."""
+        return 2 * self.cool_down_s
+
+    @property
+    def again_s(self) -> float:
+        """Cheap steps are taken again after so long while memory stays short: what was freed since then is given
+        back, too."""
+        return 4 * self.cool_down_s
+
+    @property
+    def recycle_s(self) -> float:
+        """Until a new engine has shown what it changes. A minute by default: process and models take 20 s on a Pi 5
+        with a slow card."""
+        return 4 * self.cool_down_s
 
     def thresholds(self, limit_bytes: int) -> tuple[int, ...]:
         """Percent of `limit_bytes` at which `trim` and the steps behind it begin."""
