@@ -26,7 +26,8 @@ class MemorySettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
             ge=0.1,
             le=3600,
             description="Least time between two steps: what one has freed must show before the next one is judged. "
-            "Steps are left after twice as long in calm; a new engine has four times as long to show what it changes.",
+            "Steps are left after twice as long in calm; a new engine has four times as long to show what it "
+            "changes.",
         ),
     ] = 15.0
     thresholds_percent: Annotated[
