@@ -10,18 +10,20 @@ G = "sys/fs/cgroup"
 EVENTS = "low 0\nhigh 50000\nmax 3\noom 1\noom_kill 1"
 
 
-def test_the_counters_are_those_of_the_group_whose_limit_binds(tmp_path: Path) -> None:
+def test_each_counter_is_that_of_the_group_that_it_tells_about(tmp_path: Path) -> None:
     tree = {
-        "proc/self/cgroup": "0::/edge.slice/edge.service",
+        "proc/self/cgroup": "0::/edge.slice/edge.service/service",
         "proc/vmstat": "nr_free_pages 1\noom_kill 4",
-        f"{G}/edge.slice/memory.events": "high 7",
+        f"{G}/edge.slice/memory.events": "high 7\nmax 3\noom 2\noom_kill 9",
         f"{G}/edge.slice/memory.max": 2000000000,
         f"{G}/edge.slice/edge.service/memory.high": 629145600,
-        f"{G}/edge.slice/edge.service/memory.events": EVENTS,
+        f"{G}/edge.slice/edge.service/memory.events": "low 0\nhigh 50000\nmax 0\noom 0\noom_kill 1",
+        f"{G}/edge.slice/edge.service/service/memory.events": "high 0\nmax 0\noom 0\noom_kill 0",
     }
     roots = write_tree(tmp_path, tree)
     events = read_events(roots, effective_memory(roots).groups)
-    assert (events.high, events.max, events.oom, events.oom_kill, events.board_oom_kill) == (50000, 3, 1, 1, 4)
+    assert (events.high, events.max, events.oom, events.oom_kill, events.board_oom_kill) == (50000, 3, 2, 1, 4)
+    assert events.path == str(tmp_path / G / "edge.slice")
 
 
 def test_without_a_limit_the_own_group_is_asked(tmp_path: Path) -> None:

@@ -27,36 +27,31 @@ class MemoryEvents(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def read_events(roots: HostRoots, groups: Sequence[GroupMemory]) -> MemoryEvents:
-    """Counters of the one of `groups` whose limit is tightest, memory.high included; where none has a limit, of the
-    service's. A group's counters hold those of all groups below it."""
-    bounds = [(min(b for b in (g.high_bytes, g.limit_bytes) if b is not None), g) for g in groups if _bounded(g)]
+    """Counters of those of `groups` that they tell about: `high` of the one with the tightest memory.high, `max` and
+    `oom` of the one with the tightest limit, `oom_kill` of the service's. A group's counters hold those of all below
+    it, and what nothing bounds is counted where the service is."""
+    if not groups:
+        return MemoryEvents(board_oom_kill=oom_kills(roots))
     by_path = {Path(group.path): group for group in groups}
-    unit = by_path[unit_folder(list(by_path))] if by_path else None
-    group = min(bounds, key=lambda entry: entry[0])[1] if bounds else unit
-    board = oom_kills(roots)
-    if group is None:
-        return MemoryEvents(board_oom_kill=board)
-    folder = Path(group.path)
-    if group.version == 1:
+    unit = by_path[unit_folder(list(by_path))]
+    throttled = min((g for g in groups if g.high_bytes is not None), key=lambda g: g.high_bytes or 0, default=unit)
+    limited = min((g for g in groups if g.limit_bytes is not None), key=lambda g: g.limit_bytes or 0, default=unit)
+    limit, counted = Path(limited.path), _fields(Path(limited.path) / "memory.events")
+    if limited.version == 1:
         return MemoryEvents(
-            path=group.path,
-            max=read_int(folder / "memory.failcnt"),
-            oom_kill=_fields(folder / "memory.oom_control").get("oom_kill"),
-            board_oom_kill=board,
+            path=limited.path,
+            max=read_int(limit / "memory.failcnt"),
+            oom_kill=_fields(limit / "memory.oom_control").get("oom_kill"),
+            board_oom_kill=oom_kills(roots),
         )
-    counted = _fields(folder / "memory.events")
     return MemoryEvents(
-        path=group.path,
-        high=counted.get("high"),
+        path=limited.path,
+        high=_fields(Path(throttled.path) / "memory.events").get("high"),
         max=counted.get("max"),
         oom=counted.get("oom"),
-        oom_kill=counted.get("oom_kill"),
-        board_oom_kill=board,
+        oom_kill=_fields(Path(unit.path) / "memory.events").get("oom_kill"),
+        board_oom_kill=oom_kills(roots),
     )
-
-
-def _bounded(group: GroupMemory) -> bool:
-    return group.high_bytes is not None or group.limit_bytes is not None
 
 
 def _fields(path: Path) -> dict[str, int]:
