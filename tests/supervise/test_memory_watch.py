@@ -117,7 +117,7 @@ def test_the_steps_come_in_order_and_are_shown_with_their_figures(tmp_path: Path
     assert "900 MB of 1000 MB (90 %" in state.last_steps[0].reason
     assert state.steps["recycle"] == 1
     assert state.thresholds_percent["recycle"] == 89
-    assert board.watch.step_text() == "memory recycle (90 %)"
+    assert board.watch.step_text() == "recycle (90 %)"
     board.use(50)
     board.look(60)
     assert board.watch.state().step == "normal"

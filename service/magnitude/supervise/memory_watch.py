@@ -207,10 +207,10 @@ class MemoryWatch:
         )
 
     def step_text(self) -> str:
-        """The present step in a few words, for a status line: "memory normal (41 %)"."""
+        """The present step in a few words, for a status line: "normal (41 %)"."""
         percent = self._sight.percent
         share = "" if percent is None else f" ({percent:.0f} %)"
-        return f"memory {self.governor.step}{share}"
+        return f"{self.governor.step}{share}"
 
     def _hints(self) -> list[str]:
         reading = self._reading
