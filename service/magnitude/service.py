@@ -127,7 +127,6 @@ class Service:
             self.switch,
             free_bytes=free_bytes,
             draft_bytes=draft_bytes(draft, settings.engine),
-            long_prompt_tokens=settings.memory.long_prompt_tokens,
             drop_caches=self.texts.trim,
             engine=self.supervisor,
             restart=self._restart,

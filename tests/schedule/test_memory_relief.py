@@ -118,11 +118,12 @@ class House:
             self.switch,
             free_bytes=FREE_BYTES,
             draft_bytes=0,
-            long_prompt_tokens=64,
             drop_caches=lambda: self.said.append("caches"),
             engine=self.supervisor,
             restart=lambda reason: self.said.append(f"restart {reason}"),
         )
+
+        self.relief.long_prompts(64)
 
     @staticmethod
     def answer(message: Message) -> ToService | None:

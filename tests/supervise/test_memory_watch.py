@@ -40,6 +40,9 @@ class Done:
     def unload_idle(self) -> None:
         self.calls.append("unload_idle")
 
+    def long_prompts(self, tokens: int) -> None:
+        self.long = tokens
+
     def refuse_long(self, on: bool) -> None:
         self.calls.append(f"refuse_long {on}")
 
@@ -132,6 +135,17 @@ def test_a_limit_that_is_raised_at_run_time_ends_the_shortage(tmp_path: Path) ->
     write_tree(board.root, {f"{G}/memory.max": 4 * LIMIT})
     board.look(60)
     assert board.watch.state().step == "normal"
+
+
+def test_settings_that_change_hold_from_the_next_look_on(tmp_path: Path) -> None:
+    board = Board(tmp_path)
+    board.use(65)
+    board.look(3)
+    assert board.done.calls == []
+    board.watch.tune(MemorySettings(thresholds_percent=[60, 80, 85, 90, 95, 99], long_prompt_tokens=77))
+    board.look()
+    assert board.done.calls == ["trim"]
+    assert board.done.long == 77
 
 
 def test_when_switched_off_memory_is_shown_and_nothing_done(tmp_path: Path) -> None:

@@ -9,14 +9,15 @@ RETRY_S = 30.0
 
 
 class LongPrompts:
-    """`most_tokens` is what a prompt may have to compute; None: whatever fits."""
+    """While they are `refused`, a prompt may have at most `most_tokens` to compute."""
 
     def __init__(self) -> None:
-        self.most_tokens: int | None = None
+        self.refused = False
+        self.most_tokens = 0
 
     def check(self, tokens: int) -> None:
         """Raises `MemoryPressure` for a prompt of which more tokens than that have to be computed."""
-        if self.most_tokens is not None and tokens > self.most_tokens:
+        if self.refused and tokens > self.most_tokens:
             raise MemoryPressure(
                 f"memory is short: prompts with more than {self.most_tokens} tokens to compute are refused for now, "
                 f"this one has {tokens}",

@@ -38,7 +38,6 @@ class MemoryRelief:
         *,
         free_bytes: int,
         draft_bytes: int,
-        long_prompt_tokens: int,
         drop_caches: Callable[[], None],
         engine: EngineSupervisor,
         restart: Callable[[str], None],
@@ -47,7 +46,6 @@ class MemoryRelief:
         self._switch = switch
         self._free_bytes = free_bytes
         self._draft_bytes = draft_bytes
-        self._long_prompt_tokens = long_prompt_tokens
         self._drop_caches = drop_caches
         self._engine = engine
         self._restart = restart
@@ -75,8 +73,11 @@ class MemoryRelief:
     def unload_idle(self) -> None:
         self._switch.memory_wanted()
 
+    def long_prompts(self, tokens: int) -> None:
+        self._dispatcher.long_prompts.most_tokens = tokens
+
     def refuse_long(self, on: bool) -> None:
-        self._dispatcher.long_prompts.most_tokens = self._long_prompt_tokens if on else None
+        self._dispatcher.long_prompts.refused = on
 
     def shed(self, reason: str) -> None:
         self._dispatcher.shed(

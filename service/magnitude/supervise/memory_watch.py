@@ -56,6 +56,10 @@ class MemoryActions(Protocol):
         """Unload models that are not pinned and have no requests."""
         ...
 
+    def long_prompts(self, tokens: int) -> None:
+        """Prompts with more tokens to compute count as long."""
+        ...
+
     def refuse_long(self, on: bool) -> None:
         """Refuse new long prompts, or take them again."""
         ...
@@ -106,18 +110,12 @@ class MemoryWatch:
         environ: MutableMapping[str, str] | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        self._settings = settings
         self._actions = actions
         self._engine = engine
         self._clock = clock
         self._reader = MemoryReader(roots)
-        self.governor = MemoryGovernor(
-            Ladder(
-                thresholds_percent=tuple(settings.thresholds_percent),
-                cool_down_s=settings.cool_down_s,
-                engine_limit_percent=settings.engine_limit_percent,
-            )
-        )
+        self.governor = MemoryGovernor()
+        self.tune(settings)
         self._alarm = asyncio.Event()
         self._told = PressureWatch(
             self._alarm.set, roots=roots or HostRoots(), environ=os.environ if environ is None else environ
@@ -126,6 +124,16 @@ class MemoryWatch:
         self._sight = MemorySight()
         self._taken: deque[tuple[float, Step, str, str]] = deque(maxlen=LAST_STEPS)
         self._counts: Counter[str] = Counter()
+
+    def tune(self, settings: MemorySettings) -> None:
+        """From the next look on these settings hold."""
+        self._settings = settings
+        self.governor.ladder = Ladder(
+            thresholds_percent=tuple(settings.thresholds_percent),
+            cool_down_s=settings.cool_down_s,
+            engine_limit_percent=settings.engine_limit_percent,
+        )
+        self._actions.long_prompts(settings.long_prompt_tokens)
 
     async def run(self) -> None:
         """Look every `check_every_s`, and when the kernel reports a shortage, until cancelled."""

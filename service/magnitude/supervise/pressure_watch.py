@@ -51,7 +51,7 @@ class PressureWatch:
         self.source = "none"
 
     def start(self) -> None:
-        """Begin, with the first source that can be had."""
+        """Begin, with the first source that can be had; when that one ends, with another."""
         if self._path == os.devnull:
             return  # the unit's way to say that nobody wants to be told
         *groups, board = map(str, stall_files(self._roots))
@@ -122,6 +122,8 @@ class PressureWatch:
         if gone:
             log.warning("memory pressure is not told any more", extra={"fields": {"source": self.source}})
             self.close()
+            self._path = ""
+            self.start()
             return
         loop = asyncio.get_running_loop()
         loop.remove_reader(self._poll.fileno())
