@@ -148,6 +148,17 @@ def test_settings_that_change_hold_from_the_next_look_on(tmp_path: Path) -> None
     assert board.done.long == 77
 
 
+def test_switching_it_off_in_a_shortage_takes_back_what_was_taken(tmp_path: Path) -> None:
+    board = Board(tmp_path)
+    board.use(86)
+    board.look(20)
+    assert board.watch.state().step == "refuse_long"
+    board.watch.tune(MemorySettings(enabled=False))
+    board.look(5)
+    assert board.done.calls[-3:] == ["refuse_long False", "shrink_kv 1.0", "normal"]
+    assert board.watch.state().step == "normal"
+
+
 def test_when_switched_off_memory_is_shown_and_nothing_done(tmp_path: Path) -> None:
     board = Board(tmp_path, MemorySettings(enabled=False))
     board.use(99)

@@ -128,6 +128,12 @@ class MemoryWatch:
     def tune(self, settings: MemorySettings) -> None:
         """From the next look on these settings hold."""
         self._settings = settings
+        if not settings.enabled and self.governor.step != "normal":
+            # Nobody would take these back any more.
+            self._actions.refuse_long(False)
+            self._actions.shrink_kv(1.0)
+            self._actions.normal()
+            self.governor = MemoryGovernor()
         self.governor.ladder = Ladder(
             thresholds_percent=tuple(settings.thresholds_percent),
             cool_down_s=settings.cool_down_s,
