@@ -17,6 +17,7 @@ import yaml
 from started_service import GOLDEN, free_port
 
 from kernel_trees import write_tree
+from magnitude.supervise.exit_status import EXIT_MEMORY
 
 FOREIGN = GOLDEN / "genai_tiny_llama"
 PATIENCE_S = 60.0
@@ -29,10 +30,10 @@ from pathlib import Path
 from magnitude.board import HostRoots
 from magnitude.config.load import load
 from magnitude.log import setup
-from magnitude.service import run_service
+from magnitude.service_loop import run_service
 settings = load().settings
 setup(settings.log)
-run_service(settings, roots=HostRoots.under(Path(sys.argv[1])))
+sys.exit(run_service(settings, roots=HostRoots.under(Path(sys.argv[1]))))
 """
 
 
@@ -149,3 +150,16 @@ def test_a_group_that_fills_up_leads_step_by_step_to_a_new_engine_and_back(board
     assert "magnitude_memory_step 5.0" in metrics
     assert 'magnitude_memory_steps_total{step="recycle"} 1.0' in metrics
     assert board.stop() == 0
+
+
+def test_a_group_that_stays_full_with_a_new_engine_ends_the_service_with_the_status_for_memory(
+    board: BoardedService,
+) -> None:
+    board.until(board.ready, "readiness")
+    board.use(97)
+    assert board.process.wait(PATIENCE_S) == EXIT_MEMORY
+    log = board.log.read_text()
+    steps = [words for words in ("memory: engine replaced", "memory: service restarted") if words in log]
+    assert len(steps) == 2
+    assert log.index(steps[0]) < log.index(steps[1])
+    assert "replacing the engine did not help" in log
