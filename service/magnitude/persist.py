@@ -12,7 +12,7 @@ import hashlib
 import logging
 import os
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Generic, Literal, TypeVar
 
@@ -60,6 +60,38 @@ def sync_folder(folder: Path) -> None:
         os.close(descriptor)
 
 
+def set_aside(
+    path: Path, *, as_name: str | None = None, label: str = "broken", companions: Sequence[str] = ()
+) -> str:
+    """Move the file `path` out of the way, to `NAME.broken-1` beside it; older ones move up, the oldest goes.
+
+    `companions` are endings of files that belong to it and go along. Returns the new name, or "" when the folder
+    refuses: the file is where it was then.
+    """
+    name = as_name or path.name
+    names = [f"{name}.{label}-{n}" for n in range(1, BROKEN_KEPT + 1)]
+    try:
+        for older, newer in zip(reversed(names), reversed(names[:-1]), strict=False):
+            if (path.parent / newer).exists():
+                _move(path.with_name(newer), older, companions)
+        _move(path, names[0], companions)
+        sync_folder(path.parent)
+    except OSError:
+        return ""
+    return names[0]
+
+
+def _move(path: Path, name: str, companions: Sequence[str]) -> None:
+    for ending in companions:
+        companion = path.with_name(path.name + ending)
+        target = path.with_name(name + ending)
+        if companion.exists():
+            companion.replace(target)
+        else:
+            target.unlink(missing_ok=True)
+    path.replace(path.with_name(name))
+
+
 class _Envelope(msgspec.Struct, frozen=True, kw_only=True):
     schema: int
     sha256: str  # over the bytes of `value` as they stand in the file
@@ -100,7 +132,7 @@ class StateFile(Generic[T]):
                 _log.warning("state file %s cannot be read", path, extra={"fields": {"error": str(error)}})
                 continue
             except _Unusable as why:
-                kept = self._set_aside(path)
+                kept = set_aside(path, as_name=self.path.name)
                 _log.warning(
                     "state file %s is not usable and was set aside",
                     path,
@@ -166,19 +198,6 @@ class StateFile(Generic[T]):
         else:
             link.replace(self._previous)
             link.unlink(missing_ok=True)  # renaming a link onto another one of the same file leaves both
-
-    def _set_aside(self, path: Path) -> str | None:
-        """Move a broken file to `NAME.broken-1`; older ones move up, the oldest goes."""
-        names = [self.path.with_name(f"{self.path.name}.broken-{n}") for n in range(1, BROKEN_KEPT + 1)]
-        try:
-            for older, newer in zip(reversed(names), reversed(names[:-1]), strict=False):
-                if newer.exists():
-                    newer.replace(older)
-            path.replace(names[0])
-            sync_folder(path.parent)
-        except OSError:
-            return None
-        return names[0].name
 
     def _remove_leftovers(self) -> None:
         """Drop temporary files of a writer that was killed."""
