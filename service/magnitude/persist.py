@@ -98,8 +98,33 @@ class _Envelope(msgspec.Struct, frozen=True, kw_only=True):
     value: msgspec.Raw
 
 
-class _Unusable(Exception):
+class Unusable(Exception):
     """Why the content of a state file is not used."""
+
+
+def sealed(value: object, *, schema: int) -> bytes:
+    """`value` as JSON with its schema number and a checksum."""
+    body = msgspec.json.encode(value)
+    return msgspec.json.encode(
+        _Envelope(schema=schema, sha256=hashlib.sha256(body).hexdigest(), value=msgspec.Raw(body))
+    )
+
+
+def unsealed(data: bytes, type_: type[T], *, schema: int) -> T:
+    """What `sealed` was given. Raises `Unusable` with the reason for content that is not whole or not ours."""
+    try:
+        envelope = msgspec.json.decode(data, type=_Envelope)
+    except (msgspec.MsgspecError, UnicodeDecodeError) as error:
+        raise Unusable(f"it is torn or not ours: {error}" if data else "it is empty") from error
+    if envelope.schema != schema:
+        raise Unusable(f"its schema is {envelope.schema}, this version reads {schema}")
+    body = bytes(envelope.value)
+    if hashlib.sha256(body).hexdigest() != envelope.sha256:
+        raise Unusable("its checksum does not match")
+    try:
+        return msgspec.json.decode(body, type=type_)
+    except (msgspec.MsgspecError, UnicodeDecodeError) as error:
+        raise Unusable(f"its content does not fit: {error}") from error
 
 
 class StateFile(Generic[T]):
@@ -116,8 +141,7 @@ class StateFile(Generic[T]):
         self.persistent = True
         self.source: Source = "default"
         self._previous = self.path.with_name(self.path.name + ".bak")
-        self._envelopes = msgspec.json.Decoder(_Envelope)
-        self._values = msgspec.json.Decoder(type_)
+        self._type = type_
 
     def load(self, default: Callable[[], T]) -> T:
         """The saved state, else its previous generation, else `default()`. Never raises for the file's sake."""
@@ -131,7 +155,7 @@ class StateFile(Generic[T]):
             except OSError as error:
                 _log.warning("state file %s cannot be read", path, extra={"fields": {"error": str(error)}})
                 continue
-            except _Unusable as why:
+            except Unusable as why:
                 kept = set_aside(path, as_name=self.path.name)
                 _log.warning(
                     "state file %s is not usable and was set aside",
@@ -146,10 +170,7 @@ class StateFile(Generic[T]):
 
     def save(self, value: T) -> bool:
         """Write `value` and keep what was there as the previous generation. False when the storage refuses."""
-        body = msgspec.json.encode(value)
-        data = msgspec.json.encode(
-            _Envelope(schema=self.schema, sha256=hashlib.sha256(body).hexdigest(), value=msgspec.Raw(body))
-        )
+        data = sealed(value, schema=self.schema)
         try:
             self._keep_previous()
             write_atomic(self.path, data)
@@ -167,27 +188,15 @@ class StateFile(Generic[T]):
         with path.open("rb") as file:
             data = file.read(MAX_STATE_BYTES + 1)
         if len(data) > MAX_STATE_BYTES:
-            raise _Unusable(f"it is larger than {MAX_STATE_BYTES} bytes")
-        try:
-            envelope = self._envelopes.decode(data)
-        except (msgspec.MsgspecError, UnicodeDecodeError) as error:
-            raise _Unusable(f"it is torn or not ours: {error}" if data else "it is empty") from error
-        if envelope.schema != self.schema:
-            raise _Unusable(f"its schema is {envelope.schema}, this version reads {self.schema}")
-        body = bytes(envelope.value)
-        if hashlib.sha256(body).hexdigest() != envelope.sha256:
-            raise _Unusable("its checksum does not match")
-        try:
-            return self._values.decode(body)
-        except (msgspec.MsgspecError, UnicodeDecodeError) as error:
-            raise _Unusable(f"its content does not fit: {error}") from error
+            raise Unusable(f"it is larger than {MAX_STATE_BYTES} bytes")
+        return unsealed(data, self._type, schema=self.schema)
 
     def _keep_previous(self) -> None:
         """Let the current file become the previous generation, if it is good: a broken one must not push out a
         good one. A hard link keeps the current name in place all the time."""
         try:
             self._decode(self.path)
-        except (OSError, _Unusable):
+        except (OSError, Unusable):
             return
         link = self.path.with_name(f".{self.path.name}.bak.tmp")
         link.unlink(missing_ok=True)
