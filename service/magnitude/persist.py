@@ -130,15 +130,15 @@ def unsealed(data: bytes, type_: type[T], *, schema: int) -> T:
 class StateFile(Generic[T]):
     """State of type `type_` (a msgspec struct) in the JSON file `path`, for one writer at a time.
 
-    `schema` is raised whenever old content must not be read any more. `persistent` turns false when the last save
-    failed (read-only or full storage) and true again when one succeeds; `source` says where the last `load` came
+    `schema` is raised whenever old content must not be read any more. `off` is empty unless the last save failed
+    (read-only or full storage): then it is the reason, until one succeeds. `source` says where the last `load` came
     from.
     """
 
     def __init__(self, path: Path | str, type_: type[T], *, schema: int) -> None:
         self.path = Path(path)
         self.schema = schema
-        self.persistent = True
+        self.off = ""
         self.source: Source = "default"
         self._previous = self.path.with_name(self.path.name + ".bak")
         self._type = type_
@@ -175,13 +175,13 @@ class StateFile(Generic[T]):
             self._keep_previous()
             write_atomic(self.path, data)
         except OSError as error:
-            if self.persistent:
+            if not self.off:
                 _log.warning("state is not saved to %s any more", self.path, extra={"fields": {"error": str(error)}})
-            self.persistent = False
+            self.off = f"{self.path} cannot be written: {error.strerror or error}"
             return False
-        if not self.persistent:
+        if self.off:
             _log.info("state is saved to %s again", self.path)
-        self.persistent = True
+        self.off = ""
         return True
 
     def _decode(self, path: Path) -> T:

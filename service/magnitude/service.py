@@ -26,7 +26,8 @@ from magnitude.engine.client import EngineLink
 from magnitude.engine.protocol import PoolUse, Steps, ToService
 from magnitude.errors import EngineNotReady, MagnitudeError
 from magnitude.feedback.metrics import Metrics
-from magnitude.feedback.records import Feedback
+from magnitude.feedback.recorder import Recorder
+from magnitude.feedback.situation import PlanFacts
 from magnitude.intake.app import build_app
 from magnitude.intake.serve import serve
 from magnitude.intake.sockets import open_sockets
@@ -41,6 +42,7 @@ from magnitude.schedule.golden_gate import GoldenGate
 from magnitude.schedule.loading import ModelLoader, load_deadline_s
 from magnitude.schedule.model_switch import ModelSwitch
 from magnitude.schedule.plan import ModelPlan
+from magnitude.schedule.plan_facts import facts_of, served_as
 from magnitude.schedule.planning import plan_models, residency_of
 from magnitude.schedule.slot_files import SlotFiles
 from magnitude.schedule.throughput import Throughput
@@ -66,7 +68,6 @@ class Service:
 
     def __init__(self, settings: Settings, paths: Paths, *, roots: HostRoots | None = None) -> None:
         self.settings = settings
-        self.feedback = Feedback()
         self._golden = GoldenGate(paths.state)
         self._throughput = Throughput(paths.state)
         self._cpu = read_cpu(roots)
@@ -90,6 +91,20 @@ class Service:
             on_down=self._on_down,
             on_failed=self._on_failed,
         )
+        self.recorder = Recorder(
+            paths.state,
+            settings.records,
+            engine=self.supervisor,
+            restarts=lambda: self.supervisor.lifecycle.restarts,
+            load=lambda: (self.dispatcher.waiting, self.dispatcher.running),
+            plan=self._facts_of,
+            models=lambda: [served_as(plan) for plan in self.dispatcher.plans()],
+            memory=lambda: effective_memory(roots),
+            last_lines=list,
+            step_deadline_s=settings.engine.step_deadline_s,
+        )
+        self.feedback = self.recorder.feedback
+        self._files = SlotFiles(paths.state / "kv", roots=roots)
         self.dispatcher = Dispatcher(
             plans,
             aliases=settings.models.aliases,
@@ -98,8 +113,9 @@ class Service:
             engine=self.supervisor,
             schedule=settings.schedule,
             kv=settings.kv,
-            files=SlotFiles(paths.state / "kv", roots=roots),
+            files=self._files,
             left_out=left_out,
+            storage_off=self._storage_off,
         )
         self.loader = ModelLoader(self.dispatcher, self._admit)
         self.switch = ModelSwitch(
@@ -112,6 +128,7 @@ class Service:
             loading=self.supervisor.model_loads,
         )
         self.dispatcher.use(self.switch)
+        self.recorder.start()
 
     def _allowance(self, free_bytes: int) -> MayUse:
         """What the engine may draw from the board's one account of cores and memory. It is the only engine so far and
@@ -147,6 +164,7 @@ class Service:
         await self.supervisor.stop()
         await self.switch.close()
         await self.dispatcher.close()
+        await asyncio.to_thread(self.recorder.stop)
 
     # --- what the supervisor tells ---
 
@@ -167,6 +185,7 @@ class Service:
     def _on_message(self, message: ToService) -> None:
         if isinstance(message, Steps):
             self.feedback.runs.add(message)
+            self.recorder.failures.runs(message)
         elif not self.loader.on_message(message):
             self.dispatcher.on_message(message)
 
@@ -175,10 +194,20 @@ class Service:
         failed = {plan.description.name: str(plan.failure) for plan in self._start if plan.failure}
         loaded = [plan.description.name for plan in self._start if not plan.failure]
         self.switch.engine_up(link, loaded, failed)
+        self.recorder.engine_up()
 
     def _on_down(self, reason: str) -> None:
         self.switch.engine_down()
         self.dispatcher.engine_down(reason)
+
+    def _facts_of(self, model: str) -> PlanFacts | None:
+        plan = self.dispatcher.models_served.by_name.get(model)
+        return facts_of(plan) if plan is not None else None
+
+    def _storage_off(self) -> list[str]:
+        """What should outlast a restart and is not kept, a reason each."""
+        stores = (self._golden.off, self._throughput.off, self._files.off)
+        return [reason for reason in (*stores, *self.recorder.storage_off()) if reason]
 
     async def _leaving(self, model: str) -> None:
         self.texts.forget(self.dispatcher.model(model))
@@ -213,7 +242,9 @@ async def _serve(settings: Settings, paths: Paths, environ: MutableMapping[str, 
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, stop.set)
     metrics = service.metrics()
-    app = build_app(service.dispatcher, settings, texts=service.texts, metrics=metrics)
+    app = build_app(
+        service.dispatcher, settings, texts=service.texts, metrics=metrics, records=service.recorder.store
+    )
     addresses = ", ".join(listening.address for listening in sockets)
     watch = loop.create_task(service.supervisor.run())
     keeping = loop.create_task(service.dispatcher.conversations.run())

@@ -12,6 +12,7 @@ from starlette.requests import Request
 from magnitude.config import Settings
 from magnitude.errors import ModelNotFound, RequestError
 from magnitude.feedback.metrics import Metrics
+from magnitude.feedback.record_store import RecordStore
 from magnitude.intake.auth import Principal
 from magnitude.models.description import Kind, ModelDescription
 from magnitude.schedule.inference import Inference
@@ -34,6 +35,7 @@ class Context(msgspec.Struct, frozen=True, kw_only=True):
     settings: Settings
     texts: TextCatalogue
     metrics: Metrics
+    records: RecordStore | None
     clock: Callable[[], float]
     wall_clock: Callable[[], float]
 

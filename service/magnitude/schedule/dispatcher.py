@@ -70,7 +70,7 @@ if TYPE_CHECKING:
 
 class Dispatcher:
     """Requests in, results out, over one engine. `plans` is in order: the first decoder is the default. `left_out`
-    says by name why a model has no plan.
+    says by name why a model has no plan; `storage_off` why something is not kept.
 
     Until `use` names a switch, all models are taken for loaded while the engine is up.
     """
@@ -87,6 +87,7 @@ class Dispatcher:
         kv: KvSettings | None = None,
         files: SlotFiles | None = None,
         left_out: Mapping[str, MagnitudeError] | None = None,
+        storage_off: Callable[[], Sequence[str]] = list,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         schedule = schedule or ScheduleSettings()
@@ -119,6 +120,7 @@ class Dispatcher:
             max_queue=max_queue, places=self, aging_s=schedule.aging_s, utilisation=schedule.utilisation
         )
         self._feedback = feedback
+        self._storage_off = storage_off
         self._engine = engine
         self._clock = clock
         self._started_s = clock()
@@ -329,6 +331,7 @@ class Dispatcher:
             waiting=self.waiting,
             running=self.running,
             uptime_s=self._clock() - self._started_s,
+            storage_off=self._storage_off(),
         )
 
     def state(self) -> ServiceState:

@@ -44,6 +44,11 @@ class Throughput:
         loaded = self._file.load(Measurements)
         self._known, self._exact = dict(loaded.step_s), dict(loaded.verifies_exactly)
 
+    @property
+    def off(self) -> str:
+        """Why measurements are not kept; empty while they are."""
+        return self._file.off
+
     async def measure(
         self, plan: ModelPlan, engine: FreshEngine, *, ort_version: str, cpu_features: tuple[str, ...]
     ) -> None:
