@@ -110,6 +110,16 @@ def sealed(value: object, *, schema: int) -> bytes:
     )
 
 
+def fault_of(data: bytes) -> str:
+    """What is wrong with sealed bytes, of whichever schema; "" when they are whole."""
+    try:
+        envelope = msgspec.json.decode(data, type=_Envelope)
+    except (msgspec.MsgspecError, UnicodeDecodeError) as error:
+        return f"torn or not ours: {error}" if data else "empty"
+    whole = hashlib.sha256(bytes(envelope.value)).hexdigest() == envelope.sha256
+    return "" if whole else "its checksum does not match"
+
+
 def unsealed(data: bytes, type_: type[T], *, schema: int) -> T:
     """What `sealed` was given. Raises `Unusable` with the reason for content that is not whole or not ours."""
     try:

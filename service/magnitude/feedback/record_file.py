@@ -9,6 +9,7 @@ a kind are kept) with one line in the log, and a new one is begun.
 from __future__ import annotations
 
 import logging
+import os
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -30,6 +31,8 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 DAY_S = 86400.0
+# How much everybody does is not everybody's business. SQLite's own files get the mode of the database.
+MODE = 0o640
 # SQLite's own files beside the database.
 COMPANIONS = ("-wal", "-shm")
 # The log that precedes the database: so large at most, and cut to this after a checkpoint. It counts as ours, too.
@@ -136,6 +139,8 @@ class RecordFile:
     def _opened(self) -> sqlite3.Connection:
         for last_try in (False, True):
             present = self.path.exists()
+            if not present:
+                os.close(os.open(self.path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, MODE))
             connection = _connect(self.path)
             try:
                 if present and not self.path.stat().st_size:
@@ -256,8 +261,10 @@ def reading(path: Path) -> Iterator[sqlite3.Connection]:
         raise StorageRefuses(f"there is no {path}", hint="Nothing was recorded yet, or records.max_bytes is 0")
     uri = path.absolute().as_uri()
     connection: sqlite3.Connection | None = None
-    # Read-only media have no place for the index of the log; `immutable` does without both.
-    for options in ("mode=ro", "mode=ro&immutable=1"):
+    # Without a log nobody is writing, and a plain read leaves no files behind. With one it has to be followed, for
+    # which SQLite needs an index beside it; where that cannot be made, the log is left out.
+    followed = path.with_name(path.name + "-wal").exists()
+    for options in ("mode=ro", "mode=ro&immutable=1") if followed else ("mode=ro&immutable=1",):
         connection = sqlite3.connect(f"{uri}?{options}", uri=True, isolation_level=None)
         try:
             connection.execute(f"PRAGMA busy_timeout = {BUSY_MS}")
