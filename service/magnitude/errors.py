@@ -68,6 +68,13 @@ class EngineGone(EngineError):
     code = "engine_gone"
 
 
+class Quarantined(EngineError):
+    """The request ended the engine each time that it was tried, with nothing else running. It is not tried again."""
+
+    code = "request_quarantined"
+    permanent = True
+
+
 class EngineNotReady(EngineError):
     """No engine with that model is up yet; `retry_after_s` is when it is worth asking again."""
 

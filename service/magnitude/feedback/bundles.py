@@ -51,8 +51,9 @@ class BundleRefused(MagnitudeError):
 
 
 class Victim(msgspec.Struct, frozen=True, kw_only=True):
-    """A request that an engine held when it was lost. `strikes`: engines that it had been among the suspects of
-    before; `refused`: it is not tried again."""
+    """A request that an engine held when it was lost. `message`: what the engine was told; `cached_tokens` of the
+    prompt were in its slot already; `strikes`: engines that were lost with it before; `refused`: it is not tried
+    again."""
 
     request_id: int
     model: str
@@ -60,6 +61,7 @@ class Victim(msgspec.Struct, frozen=True, kw_only=True):
     prompt_tokens: int
     emitted_tokens: int
     message: Message
+    cached_tokens: int = 0
     strikes: int = 0
     refused: bool = False
 
@@ -74,6 +76,7 @@ class RequestShape(msgspec.Struct, frozen=True, kw_only=True):
     message: str
     prompt_tokens: int = 0
     emitted_tokens: int = 0
+    cached_tokens: int = 0
     strikes: int = 0
     refused: bool = False
     ids_hash: str = ""
@@ -86,7 +89,6 @@ class RequestShape(msgspec.Struct, frozen=True, kw_only=True):
     max_draft: int = 0
     adapter: str = ""
     overflow: Literal["stop", "slide"] = "stop"
-    cached_tokens: int = 0
     input_tokens: list[int] = []
     top_k: int = 0
     tensors: dict[str, str] = {}
@@ -160,6 +162,7 @@ def shape_of(victim: Victim) -> RequestShape:
         message=type(message).__name__,
         prompt_tokens=victim.prompt_tokens,
         emitted_tokens=victim.emitted_tokens,
+        cached_tokens=victim.cached_tokens,
         strikes=victim.strikes,
         refused=victim.refused,
     )
@@ -179,7 +182,6 @@ def shape_of(victim: Victim) -> RequestShape:
                 max_draft=message.max_draft,
                 adapter=message.adapter,
                 overflow=message.overflow,
-                cached_tokens=message.kv_valid_tokens,
             )
         case Embed():
             return msgspec.structs.replace(

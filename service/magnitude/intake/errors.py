@@ -26,6 +26,7 @@ from magnitude.errors import (
     ModelError,
     ModelNotFound,
     Overloaded,
+    Quarantined,
     RequestError,
     TooLarge,
     Unauthorized,
@@ -46,6 +47,8 @@ STATUS: dict[type[MagnitudeError], int] = {
     EngineError: 500,
     EngineGone: 503,
     EngineNotReady: 503,
+    # Not a 5xx: clients send those again by themselves.
+    Quarantined: 422,
     BudgetExceeded: 503,
 }
 
