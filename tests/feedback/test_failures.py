@@ -10,6 +10,7 @@ from magnitude.engine.protocol import Embed, Heartbeat, InferTensors, StepGroup,
 from magnitude.feedback.bundles import (
     BundleRefused,
     FailureBundle,
+    TensorShape,
     Victim,
     bundle_files,
     find_bundle,
@@ -89,7 +90,7 @@ def test_content_that_is_too_large_is_left_out_and_this_is_said(tmp_path: Path) 
     large = Victim(request_id=2, model="m", kind="infer", prompt_tokens=0, emitted_tokens=0, message=image)
     bundle = written(tmp_path, large, victim(1), limits=WITH_CONTENT)
     assert [request.content is not None for request in bundle.requests] == [False, True]
-    assert bundle.requests[0].shape.tensors == {"x": "uint8[8000000]"}
+    assert bundle.requests[0].shape.tensors == [TensorShape(name="x", dtype="uint8", shape=(8_000_000,))]
     assert bundle.notes == ["the content of request 2 is too large to keep"]
 
 

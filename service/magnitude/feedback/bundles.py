@@ -66,9 +66,17 @@ class Victim(msgspec.Struct, frozen=True, kw_only=True):
     refused: bool = False
 
 
+class TensorShape(msgspec.Struct, frozen=True, kw_only=True):
+    """An input of a plain tensor run. `dtype` is NumPy's name."""
+
+    name: str
+    dtype: str
+    shape: tuple[int, ...]
+
+
 class RequestShape(msgspec.Struct, frozen=True, kw_only=True):
     """A request without its content. `input_tokens`: the length of each text of an encoder run, the query first;
-    `tensors`: type and shape of each input by its name. `ids_hash` tells equal prompts from others."""
+    `tensors`: the inputs of a tensor run. `ids_hash` tells equal prompts from others."""
 
     request_id: int
     model: str
@@ -91,7 +99,7 @@ class RequestShape(msgspec.Struct, frozen=True, kw_only=True):
     overflow: Literal["stop", "slide"] = "stop"
     input_tokens: list[int] = []
     top_k: int = 0
-    tensors: dict[str, str] = {}
+    tensors: list[TensorShape] = []
 
 
 class FailedRequest(msgspec.Struct, frozen=True, kw_only=True):
@@ -193,7 +201,9 @@ def shape_of(victim: Victim) -> RequestShape:
                 shape, ids_hash=_ids_hash(texts), input_tokens=[len(text) for text in texts], top_k=message.top_k
             )
         case InferTensors():
-            tensors = {tensor.name: f"{tensor.dtype}{list(tensor.shape)}" for tensor in message.inputs}
+            tensors = [
+                TensorShape(name=tensor.name, dtype=tensor.dtype, shape=tensor.shape) for tensor in message.inputs
+            ]
             return msgspec.structs.replace(shape, tensors=tensors)
         case _:
             return shape
