@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -10,8 +11,9 @@ import typer
 from magnitude.cli.options import ConfigOption
 
 if TYPE_CHECKING:
-    from magnitude.feedback.bundles import FailureBundle, ServedModel
-    from magnitude.feedback.replay import Attempt
+    from magnitude.feedback.bundles import FailureBundle, ServedModel, WorkMessage
+    from magnitude.feedback.replay import Attempt, Verdict
+    from magnitude.supervise.connected_engine import SpawnEngine
 
 # Of the exit statuses 0 and 1 mean what they always do; 2 is a wrong command line. `git bisect run` takes these for
 # what they are: 0 is good, the others are bad.
@@ -37,7 +39,7 @@ def replay(
     import asyncio
 
     from magnitude.feedback.bundles import FOLDER, find_bundle, read_bundle
-    from magnitude.feedback.replay import attempt, models_of, requests_of
+    from magnitude.feedback.replay import models_of, requests_of
     from magnitude.paths import find_paths
 
     paths = find_paths()
@@ -49,19 +51,34 @@ def replay(
     typer.echo(f"{found.bundle_id}: {found.loss.reason} ({found.loss.cause})")
     for note in (*found.notes, *notes, *more, *_doubts(found)):
         typer.echo(f"note: {note}")
-    verdicts = []
+    raise typer.Exit(asyncio.run(try_again(found, messages, models, times=times, keep_going=keep_going)))
+
+
+async def try_again(
+    bundle: FailureBundle,
+    messages: Sequence[WorkMessage],
+    models: Sequence[ServedModel],
+    *,
+    times: int,
+    keep_going: bool,
+    spawn: SpawnEngine | None = None,
+) -> int:
+    """Try it and say how each try ended; the exit status."""
+    from magnitude.feedback.replay import attempt
+    from magnitude.supervise.engine_process import EngineProcess
+
+    verdicts: set[Verdict] = set()
     for number in range(1, times + 1):
-        tried = asyncio.run(attempt(found, messages, models))
-        verdicts.append(tried.verdict)
+        tried = await attempt(bundle, messages, models, spawn=spawn or EngineProcess.spawn)
+        verdicts.add(tried.verdict)
         typer.echo(f"try {number} of {times}: {_told(tried)}")
         for refusal in tried.refused:
             typer.echo(f"  {refusal}")
         if tried.verdict != "through" and not keep_going:
             break
     if "same" in verdicts:
-        raise typer.Exit(EXIT_SAME)
-    if "other" in verdicts:
-        raise typer.Exit(EXIT_OTHER)
+        return EXIT_SAME
+    return EXIT_OTHER if "other" in verdicts else 0
 
 
 def _told(tried: Attempt) -> str:
