@@ -62,12 +62,6 @@ class EngineError(MagnitudeError):
     code = "engine_error"
 
 
-class EngineGone(EngineError):
-    """The engine died or fell silent while it held the request."""
-
-    code = "engine_gone"
-
-
 class Quarantined(EngineError):
     """The request ended the engine each time that it was tried, with nothing else running. It is not tried again."""
 
