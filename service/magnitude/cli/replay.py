@@ -15,8 +15,7 @@ if TYPE_CHECKING:
     from magnitude.feedback.replay import Attempt, Verdict
     from magnitude.supervise.connected_engine import SpawnEngine
 
-# Of the exit statuses 0 and 1 mean what they always do; 2 is a wrong command line. `git bisect run` takes these for
-# what they are: 0 is good, the others are bad.
+# Of the exit statuses 0 and 1 mean what they always do, and 2 is a wrong command line.
 EXIT_SAME = 3
 EXIT_OTHER = 4
 
