@@ -10,6 +10,7 @@ from pathlib import Path
 import msgspec
 
 from magnitude.engine.protocol import Failed, Measure, Measured
+from magnitude.log import ORDINARY_BURST
 from magnitude.persist import StateFile
 from magnitude.policy.knee import knee
 from magnitude.schedule.fresh_engine import FreshEngine
@@ -87,7 +88,8 @@ class Throughput:
         rates = {f"tokens_per_s_of_{rows}": round(rows / seconds) for rows, seconds in step_s.items() if seconds}
         drafts = "exact" if plan.verifies_exactly else "inexact"
         fields = {"model": plan.description.name, "slots": plan.compute_slots, "drafts": drafts, **rates}
-        log.info("compute slots", extra={"fields": fields})
+        cause = f"compute slots {plan.description.name}"
+        log.info("compute slots", extra={"cause": cause, "burst": ORDINARY_BURST, "fields": fields})
 
 
 def _key(plan: ModelPlan, ort_version: str, cpu_features: tuple[str, ...]) -> str:

@@ -14,6 +14,7 @@ from typing import Any
 
 from magnitude.engine.client import EngineLink
 from magnitude.engine.protocol import PROTOCOL_VERSION, Heartbeat, Hello, Shutdown, ToService
+from magnitude.log import ORDINARY_BURST
 from magnitude.supervise.connected_engine import ConnectedEngine, SpawnEngine
 from magnitude.supervise.engine_process import EngineProcess
 from magnitude.supervise.lifecycle import (
@@ -200,7 +201,9 @@ class EngineSupervisor:
             level = logging.WARNING
         if phase is Phase.FAILED:
             level = logging.ERROR
-        log.log(level, "engine %s", phase.value, extra={"fields": {"pid": self.pid, "reason": reason}})
+        # An engine that comes and goes each second must not fill the journal.
+        extra = {"cause": f"engine {phase.value}", "burst": ORDINARY_BURST if level == logging.INFO else 1}
+        log.log(level, "engine %s", phase.value, extra=extra | {"fields": {"pid": self.pid, "reason": reason}})
         if phase is not Phase.LOADING and self._loading is not None:
             self._loading.cancel()
             self._loading = None
