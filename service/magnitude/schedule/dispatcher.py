@@ -60,6 +60,7 @@ from magnitude.schedule.open_generation import OpenGeneration
 from magnitude.schedule.open_tasks import OpenTask, fingerprint
 from magnitude.schedule.plan import ModelPlan
 from magnitude.schedule.quarantine import Progress, Quarantine
+from magnitude.schedule.refusals import Refusals
 from magnitude.schedule.report import EngineView, figures_of, health_of, state_of
 from magnitude.schedule.residency import State
 from magnitude.schedule.runs import Runs
@@ -116,6 +117,7 @@ class Dispatcher:
         self._switch: ModelSwitch | None = None
         self._demand = DemandTeller(self.models_served.by_name, self._demands, self._tell_demand)
         self._arrivals = Arrivals(max_queue, self._demand.changed)
+        self._refusals = Refusals(feedback)
         self._runs = Runs(
             self.models_served,
             present=self._present,
@@ -124,6 +126,7 @@ class Dispatcher:
             withdraw=self._withdraw,
             next_id=self.next_id,
             busy=self._generates,
+            refusals=self._refusals,
             settings=schedule,
             max_queue=max_queue,
             clock=clock,
@@ -259,7 +262,10 @@ class Dispatcher:
         return plan.signature
 
     async def generate(self, task: GenerationTask) -> OpenGeneration:
-        plan = self.models_served.usable(task.model, ("decoder",), "generate text")
+        with self._refusals.recorded(
+            "generate", task.model, len(task.prompt), task=task.task, request=task.request_key
+        ):
+            plan = self.models_served.usable(task.model, ("decoder",), "generate text")
         adapter = self.models_served.resolve(task.model)[1]
         task = msgspec.structs.replace(task, model=plan.description.name, adapter=adapter)
         known = self.conversations.known(plan, task)
@@ -457,10 +463,12 @@ class Dispatcher:
 
     def _submit(self, task: OpenTask, submit: Submit) -> None:
         if self._quarantine.active and self._quarantine.knows(fingerprint(task.first_message()), self._clock()):
-            raise Quarantined(
+            error = Quarantined(
                 "this request has ended the engine before, twice; it is not tried again",
                 hint="Change the request, or try another model; 'magnitude failures' shows what happened",
             )
+            task.fail(error)
+            raise error
         self._open[task.request_id] = task
         refused = self._decide(submit, newcomer=task.request_id)
         if refused is not None:
