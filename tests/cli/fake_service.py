@@ -73,6 +73,7 @@ class FakeService:
         self.records: list[TaskRow] = []
         self.asked: dict[str, str] = {}  # the query for them
         self.more_state: dict[str, Any] = {}
+        self.reloaded: dict[str, Any] = {"applied": [], "needs_restart": [], "error": "", "hint": ""}
         self.keys: list[str | None] = []
         self.socket = ""
 
@@ -86,6 +87,7 @@ class FakeService:
                 Route("/v1/magnitude/state", self._state),
                 Route("/v1/magnitude/records", self._records),
                 Route("/metrics", lambda request: Response("magnitude_slots 4\n")),
+                Route("/v1/magnitude/reload", self._reload, methods=["POST"]),
                 Route("/v1/chat/completions", self._chat, methods=["POST"]),
                 Route("/v1/magnitude/kv", self._kv, methods=["GET", "DELETE"]),
             ]
@@ -106,6 +108,9 @@ class FakeService:
         self.asked = dict(request.query_params)
         counts = Counter(row.task.outcome for row in self.records)
         return JSONResponse({"data": msgspec.to_builtins(self.records), "counts": counts, "persistence": "on"})
+
+    def _reload(self, request: Request) -> Response:
+        return JSONResponse(*((self.error[1], self.error[0]) if self.error else (self.reloaded, 200)))
 
     def _kv(self, request: Request) -> Response:
         self.keys.append(request.headers.get("authorization"))

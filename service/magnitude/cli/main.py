@@ -22,7 +22,7 @@ EXIT_ERROR = 1
 
 # How the verbs are listed: in the order in which a newcomer needs them. One that is not named here comes last.
 ORDER = (
-    *("serve", "run", "ps", "kv", "recycle", "list", "show", "import", "rm", "budget", "bench"),
+    *("serve", "run", "ps", "reload", "recycle", "kv", "list", "show", "import", "rm", "budget", "bench"),
     *("doctor", "records", "failures", "replay", "support", "config", "wait"),
 )
 

@@ -131,6 +131,7 @@ class Feedback:
         clocks: Clocks | None = None,
     ) -> None:
         self.runs = RunSeries()
+        self.generated_tokens = 0  # by all answers together, as they come
         self._series: dict[tuple[str, str], _Series] = {}
         self._situation = situation
         self._keep = keep
