@@ -19,7 +19,7 @@ import psutil
 
 from magnitude import __version__
 from magnitude.board.cpu import read_cpu
-from magnitude.board.memory import effective_memory
+from magnitude.board.memory import MemorySnapshot, effective_memory
 from magnitude.board.roots import HostRoots
 from magnitude.config import Settings
 from magnitude.engine.client import EngineLink
@@ -38,6 +38,7 @@ from magnitude.schedule.arbiter import Arbiter, MayUse, Want
 from magnitude.schedule.dispatcher import Dispatcher
 from magnitude.schedule.fresh_engine import FreshEngine
 from magnitude.schedule.golden_gate import GoldenGate
+from magnitude.schedule.kept_memory import KeptMemory
 from magnitude.schedule.loading import ModelLoader, load_deadline_s
 from magnitude.schedule.model_switch import ModelSwitch
 from magnitude.schedule.plan import ModelPlan
@@ -61,16 +62,28 @@ FAREWELL_S = 1.0
 ENGINE = "engine"
 
 
+def _room_bytes(memory: MemorySnapshot, inherited_bytes: int) -> int:
+    """What the engine may draw from. KV memory of an earlier service counts as free: what fits the plan is used
+    again, and the rest is given back before anything is loaded. It is not charged to this service's control group, so
+    that only the group's limit bounds the sum."""
+    room_bytes = memory.headroom_bytes + inherited_bytes
+    return room_bytes if memory.limit_bytes is None else min(room_bytes, memory.limit_bytes)
+
+
 class Service:
     """One running service: the engine's supervisor and the dispatcher in front of it."""
 
-    def __init__(self, settings: Settings, paths: Paths, *, roots: HostRoots | None = None) -> None:
+    def __init__(
+        self, settings: Settings, paths: Paths, *, roots: HostRoots | None = None, kept: KeptMemory | None = None
+    ) -> None:
+        """`kept` has what an earlier service left in memory, and leaves this one's to the next; None: neither."""
         self.settings = settings
         self.feedback = Feedback()
         self._golden = GoldenGate(paths.state)
         self._throughput = Throughput(paths.state)
         self._cpu = read_cpu(roots)
-        allowance = self._allowance(effective_memory(roots).headroom_bytes)
+        kept = kept or KeptMemory()
+        allowance = self._allowance(_room_bytes(effective_memory(roots), kept.inherited_bytes()))
         board = BoardFacts(usable_threads=allowance.threads)
         draft = find_draft_model(settings, paths.models)
         free_bytes = allowance.memory_bytes - draft_bytes(draft, settings.engine)
@@ -78,6 +91,7 @@ class Service:
         plans, left_out = plan_models(settings, selection, board, free_bytes, draft)
         if not plans:
             raise next(iter(left_out.values()))
+        kept.adopt(plans)
         self._start = [plan for plan in plans if plan.stay != "on_demand"]
         self.texts = TextCatalogue()
         self.supervisor = EngineSupervisor(
@@ -99,6 +113,7 @@ class Service:
             schedule=settings.schedule,
             kv=settings.kv,
             files=SlotFiles(paths.state / "kv", roots=roots),
+            kept=kept,
             left_out=left_out,
         )
         self.loader = ModelLoader(self.dispatcher, self._admit)

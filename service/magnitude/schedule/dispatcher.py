@@ -53,6 +53,7 @@ from magnitude.schedule.inference import (
     ServiceState,
     VectorsResult,
 )
+from magnitude.schedule.kept_memory import KeptMemory
 from magnitude.schedule.open_generation import OpenGeneration
 from magnitude.schedule.open_tasks import OpenTask
 from magnitude.schedule.plan import ModelPlan
@@ -86,6 +87,7 @@ class Dispatcher:
         schedule: ScheduleSettings | None = None,
         kv: KvSettings | None = None,
         files: SlotFiles | None = None,
+        kept: KeptMemory | None = None,
         left_out: Mapping[str, MagnitudeError] | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
@@ -96,6 +98,7 @@ class Dispatcher:
             settings=kv or KvSettings(),
             files=files,
             changed=self._places_changed,
+            kept=kept,
             clock=clock,
         )
         self._execution = Execution(self.models_served, self.conversations, ended=self._ended, paused=self._paused)

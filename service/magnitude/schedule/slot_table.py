@@ -44,6 +44,7 @@ from magnitude.schedule.slot_terms import (
     KvFigures,
     Miss,
     Placement,
+    SlotRecord,
     Wanted,
 )
 
@@ -58,7 +59,8 @@ class SlotTable:
     `granule_tokens` are the positions of one head that share a page of memory.
 
     After every call that ends, frees or evicts something, `take_cleanups()` says which slots' memory to give back.
-    A request that was not placed is to be tried again after `finished`, `cleaned` or `save_done`.
+    A request that was not placed is to be tried again after `finished`, `cleaned` or `save_done`. `take_changes()`
+    says what the service after this one should know.
     """
 
     def __init__(
@@ -85,6 +87,7 @@ class SlotTable:
         self._scopes: dict[int, Scope] = {}  # of the slot's contents, as the request gave it
         self._saved = SavedCopies()
         self._evicted: EvictedPrefixes[Scope] = EvictedPrefixes()
+        self._changed: set[int] = set()
         self._conversations = 0
         self._hits = self._reused = self._copied = self._restored = self._evictions = 0
         self._misses: Counter[str] = Counter()
@@ -168,6 +171,7 @@ class SlotTable:
         slot.used_s = now_s
         slot.hashed = _extended(known, ids)
         self._index(slot)
+        self._changed.add(slot.index)
 
     def spoiled(self, slot: int) -> None:
         """What `slot` holds is not what was recorded (the engine found another header, or something else was
@@ -177,10 +181,43 @@ class SlotTable:
             record.valid_tokens = 0
             self._index(record)
         elif record.saving:
-            record.doomed = True
-            self._unindex(record)
+            self._doom(record)
         elif record.state == "idle":
             self._drop(record)
+
+    # --- over a restart of the service ---
+
+    def take_changes(self) -> list[SlotRecord]:
+        """What is known of each slot that another request got, that became idle, or that was emptied since this was
+        asked last."""
+        changed, self._changed = sorted(self._changed), set()
+        return [self._record(self._slots[index]) for index in changed]
+
+    def rewritten(self, slot: int) -> None:
+        """The header of `slot` was written anew by somebody else than the engine; its record counts from now on."""
+        self._changed.add(slot)
+
+    def revive(self, record: SlotRecord, ids: Sequence[int], now_s: float) -> bool:
+        """The slot of `record` holds the KV of `ids` from an earlier service: it is idle from now on, unless that is
+        more than the budget leaves or too short to be of use. Raises `ValueError` for a slot that is not free."""
+        slot = self._slots[record.slot]
+        if slot.state != "free" or record.scope is None:
+            raise ValueError(f"slot {record.slot} is {slot.state} and cannot be revived")
+        touched_tokens = max(record.touched_tokens, len(ids))
+        counted_bytes = sum(self._account.bytes_of(other.counted_tokens) for other in self._slots)
+        too_much = counted_bytes + self._account.bytes_of(touched_tokens) > self._account.budget_bytes
+        if too_much or not self._min_reuse <= len(ids) <= self._max_len:
+            return False
+        slot.state, slot.keep = "idle", True
+        slot.owner, slot.conversation, slot.hits = record.scope.owner, record.conversation, record.hits
+        slot.ids, slot.valid_tokens = as_ids(ids), len(ids)
+        slot.prompt_tokens, slot.touched_tokens = min(record.prompt_tokens, len(ids)), touched_tokens
+        slot.used_s = min(record.used_s, now_s)
+        slot.hashed = _extended(NOTHING, slot.ids)
+        self._scopes[slot.index] = record.scope
+        self._index(slot)
+        self._changed.add(slot.index)
+        return True
 
     # --- memory ---
 
@@ -223,8 +260,7 @@ class SlotTable:
             if slot.evictable:
                 self._evict(slot)
             elif slot.saving:
-                slot.doomed = True
-                self._unindex(slot)
+                self._doom(slot)
 
     def set_rates(self, *, prefill_tokens_per_s: float, restore_bytes_per_s: float) -> None:
         """Measured speeds: they decide when reading a saved copy pays."""
@@ -314,10 +350,10 @@ class SlotTable:
             if slot.state == "running":
                 slot.keep = False
                 self._unindex(slot)
+                self._changed.add(slot.index)
             elif slot.saving:
                 slots += not slot.doomed
-                slot.doomed = True
-                self._unindex(slot)
+                self._doom(slot)
             else:
                 slots += 1
                 self._drop(slot)
@@ -428,6 +464,7 @@ class SlotTable:
         self._running[wanted.request_id] = slot
         self._scopes[slot.index] = wanted.scope
         self._index(slot)
+        self._changed.add(slot.index)
         self._hits += valid > 0
         self._reused += valid
         self._restored += valid if copy is not None else 0
@@ -505,6 +542,29 @@ class SlotTable:
         self._unindex(slot)
         slot.clear()
         slot.state, slot.offered = "cleaning", False
+        self._changed.add(slot.index)
+
+    def _doom(self, slot: Slot) -> None:
+        """The slot is to be dropped as soon as its save is done."""
+        slot.doomed = True
+        self._unindex(slot)
+        self._changed.add(slot.index)
+
+    def _record(self, slot: Slot) -> SlotRecord:
+        if slot.state not in ("running", "idle") or not slot.keep or slot.doomed:
+            return SlotRecord(slot=slot.index, state="empty")
+        running = slot.state == "running"
+        return SlotRecord(
+            slot=slot.index,
+            state="running" if running else "idle",
+            scope=self._scopes[slot.index],
+            conversation=slot.conversation,
+            prompt_tokens=len(slot.ids) if running else slot.prompt_tokens,
+            contents=NOTHING if running else slot.hashed,
+            touched_tokens=slot.touched_tokens,
+            hits=slot.hits,
+            used_s=slot.used_s,
+        )
 
 
 def _extended(known: SlotContents, ids: Ids) -> SlotContents:
