@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 import typer
 
 from magnitude.cli.options import ConfigOption, ListenOption, SetOption, read_configuration, with_listen
+
+if TYPE_CHECKING:
+    from magnitude.config.load import Loaded
 
 
 def register(app: typer.Typer) -> None:
@@ -20,12 +25,17 @@ def serve(
     import logging
 
     from magnitude import log
-    from magnitude.service import run_service
+    from magnitude.service_loop import run_service
 
-    loaded = read_configuration(config, with_listen(overrides, listen))
+    def read() -> Loaded:
+        return read_configuration(config, with_listen(overrides, listen))
+
+    loaded = read()
     log.setup(loaded.settings.log)
     logger = logging.getLogger("magnitude.config")
     logger.info("configuration read", extra={"fields": {"files": ", ".join(loaded.files) or "none, all defaults"}})
     for notice in loaded.notices:
         logger.warning("%s", notice)
-    run_service(loaded.settings)
+    status = run_service(loaded.settings, read=read)
+    if status:
+        raise typer.Exit(status)

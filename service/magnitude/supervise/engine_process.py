@@ -11,6 +11,8 @@ import socket
 import sys
 from collections.abc import Callable, Mapping
 
+from magnitude.supervise import inherited, notify
+
 log = logging.getLogger("magnitude.engine")
 
 # The engine finishes the graph run under way when it is asked to leave; a prefill chunk takes well under a
@@ -20,7 +22,7 @@ TERMINATE_PATIENCE_S = 2.0
 LOG_LINE_BYTES = 4096
 
 # Variables that speak to the service alone: a child that inherits them would talk to systemd in its name.
-_PRIVATE_VARIABLES = ("NOTIFY_SOCKET", "WATCHDOG_USEC", "WATCHDOG_PID", "LISTEN_FDS", "LISTEN_PID", "LISTEN_FDNAMES")
+_PRIVATE_VARIABLES = frozenset({*notify.VARIABLES, *inherited.VARIABLES})
 
 
 def child_environment(environ: Mapping[str, str]) -> dict[str, str]:

@@ -208,6 +208,26 @@ class EngineLifecycle:
         """The engine has been given up and its exit is awaited."""
         return self._killing
 
+    @property
+    def patience_s(self) -> float | None:
+        """How long nothing may change in this phase before the engine is given up; None: nothing is waited for."""
+        match self.phase:
+            case Phase.DOWN | Phase.STARTING:
+                return HELLO_DEADLINE_S
+            case Phase.LOADING:
+                return self._load_deadline_s
+            case Phase.UP:
+                return self._step_deadline_s
+            case Phase.BACKING_OFF:
+                return self._backoff_max_s
+            case _:
+                return None
+
+    @property
+    def load_until_s(self) -> float | None:
+        """By when the model that is being loaded beside those that serve must be there; None: none is."""
+        return self._load_until_s
+
     def next_check_s(self, now_s: float) -> float:
         """Seconds until `Tick` is worth sending again."""
         if self.phase is Phase.BACKING_OFF:
