@@ -24,6 +24,7 @@ from magnitude.models.description import ModelDescription
 from magnitude.paths import Paths, find_paths
 from magnitude.reload import Reloader
 from magnitude.schedule.dispatcher import Dispatcher
+from magnitude.schedule.kept_memory import KeptMemory
 from magnitude.service import Service
 from magnitude.supervise.exit_status import EXIT_BROKEN, EXIT_ENGINE_BUDGET_SPENT
 from magnitude.supervise.inherited import InheritedFd, take_inherited
@@ -77,8 +78,8 @@ async def _serve(
     read: Callable[[], Loaded] | None,
 ) -> int:
     sockets = open_sockets(settings.server, inherited, run_folder=paths.run)
-    _close_unclaimed([stored for stored in inherited if not stored.is_socket], notifier)
-    service = Service(settings, paths)
+    kept = KeptMemory(notifier, [stored for stored in inherited if not stored.is_socket])
+    service = Service(settings, paths, kept=kept)
     live, metrics, stopping = LiveSettings(settings), service.metrics(), service.stopping
     app = build_app(service.dispatcher, live, texts=service.texts, metrics=metrics)
     accepting = asyncio.Event()
@@ -212,15 +213,6 @@ def _looking_at(service: Service, accepting: asyncio.Event) -> Callable[[], Look
         )
 
     return look
-
-
-def _close_unclaimed(stored: Sequence[InheritedFd], notifier: Notifier) -> None:
-    """Close what an earlier run stored and nobody takes up again, here and in the manager's store."""
-    for name in sorted({one.name for one in stored}):
-        log.warning("a stored descriptor is of no use to this version", extra={"fields": {"name": name}})
-        notifier.remove(name)
-    for one in stored:
-        os.close(one.fd)
 
 
 async def _report_text_problems(models: Sequence[ModelDescription], texts: TextCatalogue) -> None:
