@@ -32,6 +32,7 @@ from magnitude.supervise.last_words import speak_when_killed
 from magnitude.supervise.lifecycle import Phase
 from magnitude.supervise.load_progress import LoadSample
 from magnitude.supervise.notify import Notifier
+from magnitude.supervise.restart_job import restart_follows
 from magnitude.supervise.status_line import StatusFacts
 from magnitude.supervise.stopping import Stopping
 from magnitude.supervise.teller import Look, Teller
@@ -78,7 +79,8 @@ async def _serve(
     read: Callable[[], Loaded] | None,
 ) -> int:
     sockets = open_sockets(settings.server, inherited, run_folder=paths.run)
-    kept = KeptMemory(notifier, [stored for stored in inherited if not stored.is_socket])
+    stored = [one for one in inherited if not one.is_socket]
+    kept = KeptMemory(notifier, stored, returns=restart_follows if notifier.active else None)
     service = Service(settings, paths, kept=kept)
     live, metrics, stopping = LiveSettings(settings), service.metrics(), service.stopping
     app = build_app(service.dispatcher, live, texts=service.texts, metrics=metrics)

@@ -114,7 +114,7 @@ def test_a_service_killed_in_mid_write_leaves_the_old_or_the_new_record(
 def test_what_was_emptied_is_spoken_for_by_no_earlier_record(journal: SlotJournal, kv: KvMemory) -> None:
     record = idle(kv, 1, [1, 2, 3])
     journal.write(record)
-    assert journal.speaking(1, kv.content(1)) == record
+    assert journal.speaking(1, kv.content(1)) == (record, 3)
     journal.write(EMPTY)
     assert reopened(journal).speaking(1, kv.content(1)) is None
     assert reopened(journal).records(1) == [EMPTY]
@@ -153,18 +153,22 @@ def test_a_slot_that_went_to_somebody_else_is_the_old_owners_until_the_engine_wr
     journal.write(first)
     second = running(kv, 0, "bob")
     journal.write(second)
-    assert journal.speaking(0, kv.content(0)) == first
+    assert journal.speaking(0, kv.content(0)) == (first, 3)
     state = engine(kv, 0)
     state.begin([])
     assert journal.speaking(0, kv.content(0)) is None
     state.extend([1, 2], 2)
-    assert journal.speaking(0, kv.content(0)) == second
+    assert journal.speaking(0, kv.content(0)) == (second, 2)
 
 
 def test_an_idle_record_speaks_only_for_the_very_contents(journal: SlotJournal, kv: KvMemory) -> None:
     record = idle(kv, 0, [1, 2, 3])
-    assert borne_out(record, kv.content(0))
+    assert borne_out(record, kv.content(0)) == 3
+    engine(kv, 0).begin([1, 2, 3, 4, 5])  # more than anybody was told before the engine was lost
+    assert borne_out(record, kv.content(0)) == 3
     engine(kv, 0).begin([1, 2, 4])
+    assert not borne_out(record, kv.content(0))
+    engine(kv, 0).begin([1, 2])
     assert not borne_out(record, kv.content(0))
     engine(kv, 0, "another model").begin([1, 2, 3])
     assert not borne_out(record, kv.content(0))

@@ -20,6 +20,7 @@ from collections.abc import Iterable, Sequence
 import msgspec
 
 from magnitude.engine.kv_layout import ID_BYTES, IDS_AT, LAYOUT_VERSION
+from magnitude.engine.protocol import SlotContents
 
 MAGIC = b"MAGKVSLT"
 # Constant part: magic, layout version, length of the names below, model hash, layout id.
@@ -104,6 +105,17 @@ def stored_ids(header: SlotHeader | None, data: bytes | memoryview) -> array[int
         return None
     ids = array("I", bytes(data[: header.length * ID_BYTES]))
     return ids if extend_hash(HASH_OF_NOTHING, ids) == header.ids_hash else None
+
+
+def holds_more(
+    header: SlotHeader | None, stored: Sequence[int] | None, model_hash: str, layout_id: str, contents: SlotContents
+) -> bool:
+    """Whether the slot holds the `contents` of that model and possibly further positions, by the ids that are
+    `stored` behind the header: its engine was lost, or its service, before it could tell all that was computed."""
+    if header is None or stored is None or (header.model_hash, header.layout_id) != (model_hash, layout_id):
+        return False
+    beginning = stored[: contents.tokens]
+    return len(beginning) == contents.tokens and extend_hash(HASH_OF_NOTHING, beginning) == contents.ids_hash
 
 
 def _id_bytes(ids: Sequence[int]) -> bytes:

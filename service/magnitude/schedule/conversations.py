@@ -222,7 +222,9 @@ class Conversations:
             await asyncio.wait(self._tasks)
         self._closing = True
         try:
-            await self._look(at_stop=True)
+            # In the middle of a restart a copy on the disk would make people wait, and wear flash, for nothing.
+            if self._kept is None or not await self._kept.continues():
+                await self._look(at_stop=True)
         except Exception:
             log.exception("conversations could not be saved")
         for name, slot in self._unsaved:

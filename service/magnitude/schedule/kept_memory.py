@@ -18,7 +18,7 @@ import re
 import time
 import zlib
 from array import array
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Collection, Iterable, Mapping, Sequence
 from typing import NamedTuple, Protocol
 
 import msgspec
@@ -77,7 +77,8 @@ class KeptMemory:
     """Takes over what the service before left, and leaves it to the next one. Owned by the service's event loop.
 
     `inherited` are the descriptors that came with the start and are no sockets; they belong to this object from now
-    on. `store` None: nothing outlives this service.
+    on. `store` None: nothing outlives this service. `returns(stored)` is asked at a stop whether the store surely
+    holds so many descriptors for a service that is started again at once.
     """
 
     def __init__(
@@ -85,9 +86,11 @@ class KeptMemory:
         store: Store | None = None,
         inherited: Iterable[Inherited] = (),
         *,
+        returns: Callable[[int], Awaitable[bool]] | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._store = store
+        self._returns = returns
         self._clock = clock
         self._inherited = [(one.name, one.fd) for one in inherited]
         self._journals: dict[str, SlotJournal] = {}
@@ -146,6 +149,10 @@ class KeptMemory:
     def keeps(self, plan: ModelPlan) -> bool:
         """Whether the plan's conversations outlive this service in memory."""
         return plan.description.name in self._journals
+
+    async def continues(self) -> bool:
+        """Whether what is kept is in the next service's hands in a moment, so that no copy on the disk is needed."""
+        return self._returns is not None and bool(self._journals) and await self._returns(2 * len(self._journals))
 
     def close(self, plans: Mapping[str, ModelPlan]) -> None:
         """Leave what holds a conversation to the next service, and take the rest out of the store."""
@@ -250,11 +257,12 @@ def _find(plan: ModelPlan, kv: KvMemory, journal: SlotJournal) -> list[_Found]:
     found = []
     for slot in range(plan.strategy.slots):
         content = kv.content(slot)
-        record = journal.speaking(slot, content)
-        if content is None or record is None or not _still_served(plan, record):
+        speaking = journal.speaking(slot, content)
+        if content is None or speaking is None:
             continue
-        if max(content.ids) < vocabulary:
-            found.append(_Found(record, content.ids))
+        record, ids = speaking[0], content.ids[: speaking[1]]
+        if _still_served(plan, record) and max(ids) < vocabulary:
+            found.append(_Found(record, ids))
     return found
 
 

@@ -18,7 +18,17 @@ from array import array
 import msgspec
 
 from magnitude.engine.kv_layout import ID_BYTES, IDS_AT, KvLayout
-from magnitude.engine.slot_header import HEADER_BYTES, SlotHeader, stored_ids, trusted_length, unpack_header
+from magnitude.engine.protocol import SlotContents
+from magnitude.engine.slot_header import (
+    HASH_OF_NOTHING,
+    HEADER_BYTES,
+    SlotHeader,
+    extend_hash,
+    holds_more,
+    stored_ids,
+    trusted_length,
+    unpack_header,
+)
 from magnitude.errors import MagnitudeError
 
 # Neither size nor seals can be changed any more; contents and holes can.
@@ -38,6 +48,10 @@ class SlotContent(msgspec.Struct, frozen=True):
 
     header: SlotHeader
     ids: array[int]
+
+    def holds(self, model_hash: str, contents: SlotContents) -> bool:
+        """Whether those `contents` are there, and possibly more."""
+        return holds_more(self.header, self.ids, model_hash, self.header.layout_id, contents)
 
 
 def create_memory(name: str, size_bytes: int) -> int:
@@ -120,8 +134,14 @@ class KvMemory:
         return None if ids is None else SlotContent(header, ids)
 
     def held_tokens(self, slot: int, model_hash: str, ids: list[int]) -> int:
-        """How many positions of the beginning of `ids` the slot's header says that it holds; 0 for other contents."""
-        return trusted_length(self.header(slot), model_hash, self.layout.layout_id, ids)
+        """How many positions of the beginning of `ids` the slot says that it holds; 0 for other contents."""
+        header = self.header(slot)
+        if header is None or header.length <= len(ids):
+            return trusted_length(header, model_hash, self.layout.layout_id, ids)
+        content = self.content(slot)
+        known = SlotContents(tokens=len(ids), ids_hash=extend_hash(HASH_OF_NOTHING, ids))
+        more = content is not None and content.holds(model_hash, known)
+        return len(ids) if more else 0
 
     def resident_bytes(self) -> int:
         """Bytes that are really held (allocated blocks of the memfd)."""

@@ -7,9 +7,9 @@ and when the slot is emptied; nothing is written a token.
 
 The service can be killed between any two bytes. Each slot has places for two records, and the older one is
 overwritten; a checksum tells a half-written record, and then the one before counts. A record is believed only as far
-as the slot bears it out: an idle one when the slot holds exactly what it held when the record was written, a running
-one when the engine has begun to write the slot since. So nothing is ever taken for another owner's, not even when the
-service dies between giving a slot to somebody and the engine's first write to it.
+as the slot bears it out: an idle one when the slot holds what it held when the record was written, a running one when
+the engine has begun to write the slot since. So nothing is ever taken for another owner's, not even when the service
+dies between giving a slot to somebody and the engine's first write to it.
 
 Everything is in memory: nothing here survives a reboot or reaches a disk.
 """
@@ -25,7 +25,6 @@ from collections.abc import Callable
 import msgspec
 
 from magnitude.engine.kv_layout import KvLayout
-from magnitude.engine.slot_header import holds
 from magnitude.schedule.kv_memory import KvMemory, MemoryRefused, SlotContent, check_memory, create_memory
 from magnitude.schedule.slot_terms import SlotRecord
 
@@ -72,16 +71,16 @@ def unpack(data: bytes) -> tuple[int, bytes] | None:
     return serial, data[_PRELUDE.size : end]
 
 
-def borne_out(record: SlotRecord, content: SlotContent | None) -> bool:
-    """Whether what the slot holds is what `record` speaks of."""
-    if record.scope is None or content is None or not content.header.length:
-        return False
-    header = content.header
-    if (header.model_hash, header.layout_id) != (record.scope.model_hash, record.scope.layout_id):
-        return False
-    if record.state == "idle":
-        return holds(header, header.model_hash, header.layout_id, record.contents.tokens, record.contents.ids_hash)
-    return record.state == "running" and header.sequence > record.since_sequence
+def borne_out(record: SlotRecord, content: SlotContent | None) -> int:
+    """How many positions the slot holds of what `record` speaks of; 0: it holds something else."""
+    if record.scope is None or content is None:
+        return 0
+    header, scope = content.header, record.scope
+    if record.state == "running":
+        same = (header.model_hash, header.layout_id) == (scope.model_hash, scope.layout_id)
+        return header.length if same and header.sequence > record.since_sequence else 0
+    same = record.state == "idle" and header.layout_id == scope.layout_id
+    return record.contents.tokens if same and content.holds(scope.model_hash, record.contents) else 0
 
 
 class SlotJournal:
@@ -136,13 +135,13 @@ class SlotJournal:
         """What is known of the slot, the newest record first; the one before may still speak for its contents."""
         return [record for _, record in self._whole(slot)]
 
-    def speaking(self, slot: int, content: SlotContent | None) -> SlotRecord | None:
-        """The record that the slot bears out, or None when what it holds is nobody's."""
+    def speaking(self, slot: int, content: SlotContent | None) -> tuple[SlotRecord, int] | None:
+        """The record that the slot bears out and how many positions it speaks of, or None when what the slot holds
+        is nobody's."""
         for record in self.records(slot):
-            if borne_out(record, content):
-                return record
-            if record.state == "empty":
-                return None
+            tokens = borne_out(record, content)
+            if tokens or record.state == "empty":
+                return (record, tokens) if tokens else None
         return None
 
     def release(self) -> int:
