@@ -173,16 +173,23 @@ class Conversations:
 
     async def forget(self, client: str | None, model: str | None) -> int:
         """Drop everything that is kept of `client` (None: of everybody); how many conversations there were."""
-        forgotten = 0
-        for name, plan in self._plans.items():
-            if plan.table is not None and model in (None, name):
-                forgotten += plan.table.forget(client).slots
-                self._changed_in(plan)
+        forgotten = self.forget_in_memory(client, model)
         if self._files is not None:
             forgotten += await asyncio.to_thread(self._files.delete_all, client, model)
             for saved in list(self._saved.values()):
                 if client in (None, saved.scope.owner) and model in (None, saved.scope.model):
                     self._drop_saved(saved.saved_id)
+        return forgotten
+
+    def forget_in_memory(self, client: str | None, model: str | None = None) -> int:
+        """As `forget`, but for what is on the disk."""
+        forgotten = 0
+        for name, plan in self._plans.items():
+            if plan.table is not None and model in (None, name):
+                forgotten += plan.table.forget(client).slots
+                self._changed_in(plan)
+                if self._kept is not None:
+                    self._kept.forget_earlier(plan)
         return forgotten
 
     @property

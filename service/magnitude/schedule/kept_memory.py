@@ -146,6 +146,12 @@ class KeptMemory:
             since = header.sequence if header is not None else 0
             journal.write(msgspec.structs.replace(record, since_sequence=since))
 
+    def forget_earlier(self, plan: ModelPlan) -> None:
+        """What was deleted must not come back where the engine has not yet written over it."""
+        journal = self._journals.get(plan.description.name)
+        if journal is not None:
+            journal.forget_earlier()
+
     def keeps(self, plan: ModelPlan) -> bool:
         """Whether the plan's conversations outlive this service in memory."""
         return plan.description.name in self._journals

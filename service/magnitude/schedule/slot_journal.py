@@ -131,6 +131,11 @@ class SlotJournal:
             # What the slot held is gone on purpose: the record before must not speak for it either.
             self._put(slot, 1 - serial % 2, bytes(_PRELUDE.size))
 
+    def forget_earlier(self) -> None:
+        """From now on only the newest record of each slot counts: somebody wants what was before forgotten."""
+        for slot in range(self.head.slots):
+            self._put(slot, 1 - self._newest_serial(slot) % 2, bytes(_PRELUDE.size))
+
     def records(self, slot: int) -> list[SlotRecord]:
         """What is known of the slot, the newest record first; the one before may still speak for its contents."""
         return [record for _, record in self._whole(slot)]
