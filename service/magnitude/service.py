@@ -76,7 +76,7 @@ class Service:
         draft = find_draft_model(settings, paths.models)
         free_bytes = allowance.memory_bytes - draft_bytes(draft, settings.engine)
         selection = select(settings, find_models(settings, paths.models))
-        plans, left_out = plan_models(settings, selection, board, free_bytes, draft)
+        plans, left_out = plan_models(settings, selection, board, free_bytes, draft, contexts=kept.contexts())
         if not plans:
             raise next(iter(left_out.values()))
         kept.adopt(plans)

@@ -78,7 +78,13 @@ def store() -> Iterator[Store]:
 
 
 def plan_of(
-    *, name: str = "chat", slots: int = 3, context: int = 256, model_hash: str = "0", budget_bytes: int = 0
+    *,
+    name: str = "chat",
+    slots: int = 3,
+    context: int = 256,
+    model_hash: str = "0",
+    budget_bytes: int = 0,
+    share: bool = False,
 ) -> ModelPlan:
     description = ModelDescription(
         name=name,
@@ -99,7 +105,7 @@ def plan_of(
         kv_type="float32",
         kv_budget_bytes=budget_bytes,
     )
-    return ModelPlan(description, strategy)
+    return ModelPlan(description, strategy, share_prefixes=share)
 
 
 def task_of(prompt: list[int], **fields: object) -> GenerationTask:
@@ -304,6 +310,21 @@ async def test_foreign_descriptors_are_closed_removed_and_told_once_each(
     third = Run(store)  # what was stored again is whole
     assert third.known([*text(0), 1, 2, 3]) == 42
     third.killed()
+
+
+@on_a_loop
+async def test_what_came_with_the_start_is_known_before_there_are_plans(store: Store) -> None:
+    first = Run(store)
+    first.say(task_of(text(0)), [1, 2])
+    assert first.plan.kv is not None
+    resident_bytes = first.plan.kv.resident_bytes()
+    first.killed()
+    kept = KeptMemory(store, store.handed())
+    assert kept.contexts() == {"chat": 256}
+    assert resident_bytes < kept.inherited_bytes() <= resident_bytes + 16 * 1024  # the table as well
+    kept.adopt([])
+    assert kept.contexts() == {}
+    assert kept.inherited_bytes() == 0
 
 
 @on_a_loop

@@ -44,9 +44,7 @@ class Services(RuleBasedStateMachine):
         self.run_service()
 
     def run_service(self) -> None:
-        plan = plan_of(slots=SLOTS)
-        if self.share and plan.table is not None:
-            plan.table._share = True
+        plan = plan_of(slots=SLOTS, share=self.share)
         self.run = Run(self.store, plan, now_s=self.now_s)
         self.run.conversations._start = lambda work: work.close()  # type: ignore[method-assign]  # see `clean`
 

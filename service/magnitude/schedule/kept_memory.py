@@ -26,7 +26,7 @@ import msgspec
 from magnitude.errors import MagnitudeError
 from magnitude.schedule.kv_memory import KvMemory, MemoryRefused
 from magnitude.schedule.plan import ModelPlan
-from magnitude.schedule.slot_journal import SlotJournal
+from magnitude.schedule.slot_journal import SlotJournal, read_head
 from magnitude.schedule.slot_terms import Revived, SlotRecord
 
 log = logging.getLogger("magnitude.schedule")
@@ -103,6 +103,16 @@ class KeptMemory:
                 status = os.fstat(fd)
                 taken[status.st_ino] = status.st_blocks * 512
         return sum(taken.values())
+
+    def contexts(self) -> dict[str, int]:
+        """Context in tokens of the models whose memory came with the start."""
+        found: dict[str, int] = {}
+        for name, fd in self._inherited:
+            if name.startswith(TABLE_PREFIX):
+                with contextlib.suppress(MemoryRefused, OSError):
+                    head = read_head(fd)
+                    found[head.model] = head.layout.max_len
+        return found
 
     def adopt(self, plans: Iterable[ModelPlan]) -> None:
         """Give each plan the memory and the conversations that it had in the service before, as far as they fit.

@@ -83,6 +83,23 @@ def borne_out(record: SlotRecord, content: SlotContent | None) -> int:
     return record.contents.tokens if same and content.holds(scope.model_hash, record.contents) else 0
 
 
+def read_head(fd: int) -> TableHead:
+    """Which memory the table in `fd` belongs to. Raises `MemoryRefused` when there is none, or one of another
+    version."""
+    check_memory(fd)
+    page = os.pread(fd, PAGE_BYTES, 0)
+    found = unpack(page[len(MAGIC) :])
+    if not page.startswith(MAGIC) or found is None:
+        raise MemoryRefused("it is no table of slots")
+    try:
+        head = _HEAD.decode(found[1])
+    except msgspec.MsgspecError as error:
+        raise MemoryRefused("it is a table of slots of another version") from error
+    if head.version != TABLE_VERSION:
+        raise MemoryRefused(f"it is a table of slots of version {head.version}, not {TABLE_VERSION}")
+    return head
+
+
 class SlotJournal:
     """The table of one model's slots. Not thread-safe; owned by the service's event loop."""
 
@@ -105,17 +122,7 @@ class SlotJournal:
     def open(cls, fd: int) -> SlotJournal:
         """The table in `fd`, which belongs to the new object from now on. Raises `MemoryRefused` when there is none,
         or one of another version; `fd` stays the caller's then."""
-        check_memory(fd)
-        page = os.pread(fd, PAGE_BYTES, 0)
-        found = unpack(page[len(MAGIC) :])
-        if not page.startswith(MAGIC) or found is None:
-            raise MemoryRefused("it is no table of slots")
-        try:
-            head = _HEAD.decode(found[1])
-        except msgspec.MsgspecError as error:
-            raise MemoryRefused("it is a table of slots of another version") from error
-        if head.version != TABLE_VERSION:
-            raise MemoryRefused(f"it is a table of slots of version {head.version}, not {TABLE_VERSION}")
+        head = read_head(fd)
         check_memory(fd, _size_bytes(head.slots))
         return cls(fd, head)
 
