@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from magnitude import __version__
-from magnitude.board.process import read_process
+from magnitude.board.process import ProcessUse, read_process
 from magnitude.config import Settings
 from magnitude.config.load import Loaded
 from magnitude.errors import EngineNotReady, MagnitudeError
@@ -29,7 +29,7 @@ from magnitude.service import Service
 from magnitude.supervise.exit_status import EXIT_BROKEN, EXIT_ENGINE_BUDGET_SPENT
 from magnitude.supervise.inherited import InheritedFd, take_inherited
 from magnitude.supervise.last_words import speak_when_killed
-from magnitude.supervise.lifecycle import Phase
+from magnitude.supervise.lifecycle import EngineLifecycle, Phase
 from magnitude.supervise.load_progress import LoadSample
 from magnitude.supervise.notify import Notifier
 from magnitude.supervise.restart_job import restart_follows
@@ -85,7 +85,7 @@ async def _serve(
     live, metrics, stopping = LiveSettings(settings), service.metrics(), service.stopping
     app = build_app(service.dispatcher, live, texts=service.texts, metrics=metrics)
     accepting = asyncio.Event()
-    teller = Teller(notifier, _looking_at(service, accepting), on_failed=_gives_up(notifier, stopping))
+    teller = Teller(notifier, lambda: look_at(service, accepting), on_failed=_gives_up(notifier, stopping))
     if read is not None:
         live.reload = Reloader(read, live=live, service=service, sockets=sockets, teller=teller).reload
     tasks = _Tasks(stopping)
@@ -172,49 +172,50 @@ def _gives_up(notifier: Notifier, stopping: Stopping) -> Callable[[str], None]:
     return given_up
 
 
-def _looking_at(service: Service, accepting: asyncio.Event) -> Callable[[], Look]:
-    """How the service is, for whoever tells it."""
-    supervisor, dispatcher = service.supervisor, service.dispatcher
+def look_at(service: Service, accepting: asyncio.Event) -> Look:
+    """How the service is now. `accepting` is set once its sockets are."""
+    supervisor = service.supervisor
+    lifecycle, heartbeat, pid = supervisor.lifecycle, supervisor.heartbeat, supervisor.pid
+    up = lifecycle.phase is Phase.UP
+    health = service.dispatcher.health()
+    steps = heartbeat.steps if heartbeat else 0
+    use = read_process(pid) if pid is not None and not up else None
+    models = service.loaded_at_start()
+    return Look(
+        engine=EngineView(
+            pid=pid,
+            phase=lifecycle.phase.value,
+            steps=steps,
+            work=health.running > 0 or bool(heartbeat and heartbeat.open_requests),
+            patience_s=lifecycle.patience_s,
+            load_until_s=lifecycle.load_until_s,
+        ),
+        load=LoadSample(
+            pid,
+            lifecycle.phase.value,
+            read_bytes=use.read_bytes if use else 0,
+            rss_bytes=use.rss_bytes if use else 0,
+            steps=steps,
+        ),
+        facts=StatusFacts(
+            model=models[0].name if models else "",
+            further_models=max(0, len(models) - 1),
+            running=health.running,
+            waiting=health.queue_depth,
+            engine="" if up else _engine_in_words(lifecycle, use),
+            # The first reason is the engine's then.
+            degraded="; ".join(health.reasons if up else health.reasons[1:]),
+        ),
+        serves=accepting.is_set() and up,
+        failed=lifecycle.reason if lifecycle.phase is Phase.FAILED else "",
+        generated_tokens=service.feedback.generated_tokens,
+    )
 
-    def look() -> Look:
-        lifecycle, heartbeat = supervisor.lifecycle, supervisor.heartbeat
-        up = lifecycle.phase is Phase.UP
-        health = dispatcher.health()
-        steps = heartbeat.steps if heartbeat else 0
-        pid = supervisor.pid
-        use = read_process(pid) if pid is not None and not up else None
-        models = service.loaded_at_start()
-        return Look(
-            engine=EngineView(
-                pid=pid,
-                phase=lifecycle.phase.value,
-                steps=steps,
-                work=dispatcher.running > 0 or bool(heartbeat and heartbeat.open_requests),
-                patience_s=lifecycle.patience_s,
-                load_until_s=lifecycle.load_until_s,
-            ),
-            load=LoadSample(
-                pid,
-                lifecycle.phase.value,
-                read_bytes=use.read_bytes if use else 0,
-                rss_bytes=use.rss_bytes if use else 0,
-                steps=steps,
-            ),
-            facts=StatusFacts(
-                model=models[0].name if models else "",
-                further_models=max(0, len(models) - 1),
-                running=health.running,
-                waiting=health.queue_depth,
-                engine="" if up else f"engine {lifecycle.phase.value}: {lifecycle.reason}",
-                # The first reason is the engine's then.
-                degraded="; ".join(health.reasons if up else health.reasons[1:]),
-            ),
-            serves=accepting.is_set() and up,
-            failed=lifecycle.reason if lifecycle.phase is Phase.FAILED else "",
-            generated_tokens=service.feedback.generated_tokens,
-        )
 
-    return look
+def _engine_in_words(lifecycle: EngineLifecycle, use: ProcessUse | None) -> str:
+    """What an engine that does not serve is doing."""
+    loaded = f", {use.rss_bytes // 1_000_000} MB in memory" if use and lifecycle.phase is Phase.LOADING else ""
+    return f"engine {lifecycle.phase.value}: {lifecycle.reason}{loaded}"
 
 
 async def _report_text_problems(models: Sequence[ModelDescription], texts: TextCatalogue) -> None:

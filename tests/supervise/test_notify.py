@@ -9,8 +9,8 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from fake_manager import FakeManager
 
+from fake_manager import FakeManager
 from magnitude.supervise.notify import Notifier
 
 

@@ -19,7 +19,7 @@ from magnitude.supervise.last_words import task_stacks
 from magnitude.supervise.load_progress import LoadProgress, LoadSample
 from magnitude.supervise.notify import Notifier
 from magnitude.supervise.status_line import StatusFacts, TokenRate, due, status_line
-from magnitude.supervise.watchdog import PINGS_A_PERIOD, TICK_S, EngineView, ProgressWatch, Verdict
+from magnitude.supervise.watchdog import GRACE_S, PINGS_A_PERIOD, TICK_S, EngineView, ProgressWatch, Verdict
 
 log = logging.getLogger("magnitude.supervise")
 
@@ -53,6 +53,7 @@ class Teller:
         look: Callable[[], Look],
         *,
         on_failed: Callable[[str], None] = lambda reason: None,
+        grace_s: float = GRACE_S,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self.notifier = notifier
@@ -61,7 +62,7 @@ class Teller:
         self._on_failed = on_failed
         self._clock = clock
         now_s = clock()
-        self._watch = ProgressWatch(now_s)
+        self._watch = ProgressWatch(now_s, grace_s=grace_s)
         self._progress = LoadProgress()
         self._rate = TokenRate()
         self._sent = ""
@@ -105,8 +106,12 @@ class Teller:
             self._extend(look.load, now_s)
         if not self._stopping and due(self._sent, self._sent_s, line, now_s) and self.notifier.status(line):
             self._sent, self._sent_s = line, now_s
-        if now_s >= self._ping_due_s:
-            self._ping(self._watch.may_ping(now_s), now_s)
+        watchdog_s = self.notifier.watchdog_s
+        if watchdog_s is not None and now_s >= self._ping_due_s:
+            verdict = self._watch.may_ping(now_s)
+            self._ping(verdict)
+            # Refused, it is asked for again at the next look.
+            self._ping_due_s = now_s + (watchdog_s / PINGS_A_PERIOD if verdict.ping else 0.0)
 
     def stopping(self, reason: str) -> None:
         """The service is on its way out; from now on this is its status."""
@@ -127,8 +132,9 @@ class Teller:
             self.notifier.ready(self._sent)
 
     def _line(self, look: Look, now_s: float) -> str:
-        rate = self._rate.of(look.generated_tokens, now_s)
         started = self.is_ready or look.serves
+        # What models generate to prove themselves at the start was for nobody.
+        rate = self._rate.of(look.generated_tokens, now_s) if started else None
         return status_line(msgspec.structs.replace(look.facts, started=started, tokens_per_s=rate, note=self.note))
 
     def _extend(self, load: LoadSample, now_s: float) -> None:
@@ -136,11 +142,10 @@ class Teller:
             self._extended_s = now_s
             self.notifier.extend_timeout_s(EXTENSION_S)
 
-    def _ping(self, verdict: Verdict, now_s: float) -> None:
+    def _ping(self, verdict: Verdict) -> None:
         if verdict.ping:
             self.notifier.watchdog()
-            self._ping_due_s = now_s + (self.notifier.watchdog_s or TICK_S) / PINGS_A_PERIOD
-        elif self._pinged and self.notifier.watchdog_s is not None:
+        elif self._pinged:
             log.error("the watchdog gets no ping", extra={"fields": {"reason": verdict.reason}})
             # As the interpreter writes the stacks of threads: past the log, whose lines stand for events.
             sys.stderr.write(task_stacks(asyncio.get_running_loop()) + "\n")

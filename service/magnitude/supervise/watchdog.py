@@ -19,9 +19,9 @@ TICK_S = 1.0
 # A tick that comes so late says that the loop stood still: well above what a loaded board delays a timer, well below
 # any watchdog that makes sense.
 LATE_S = 5.0
-# Beyond the deadline itself: until the supervision's next tick, the kill, the exit of an engine whose memory takes
-# its time to be freed, and the next look.
-GRACE_S = 10.0
+# Beyond the deadline itself: supervision waits 10 s for a killed engine to be gone (`lifecycle.REAP_PATIENCE_S`), on
+# top of its own tick and ours, and a loaded board delays all three.
+GRACE_S = 20.0
 
 
 class EngineView(msgspec.Struct, frozen=True):
@@ -48,9 +48,11 @@ class Verdict(msgspec.Struct, frozen=True):
 
 
 class ProgressWatch:
-    """Looks at one engine and at its own ticks; `may_ping` judges what was seen up to `now_s` (monotonic)."""
+    """Looks at one engine and at its own ticks; `may_ping` judges what was seen up to `now_s` (monotonic).
+    `grace_s` is what supervision may take beyond its deadlines."""
 
-    def __init__(self, now_s: float) -> None:
+    def __init__(self, now_s: float, *, grace_s: float = GRACE_S) -> None:
+        self._grace_s = grace_s
         self._view: EngineView | None = None
         self._changed_s = now_s
         self._ticked_s = now_s
@@ -75,7 +77,7 @@ class ProgressWatch:
             return Verdict(True)
         unchanged_s = now_s - self._changed_s
         due_s = max(self._changed_s + view.patience_s, view.load_until_s or 0.0)
-        if now_s > due_s + GRACE_S:
+        if now_s > due_s + self._grace_s:
             return Verdict(
                 False, f"the engine is {view.phase} without a change for {unchanged_s:.0f} s, and nobody replaces it"
             )
