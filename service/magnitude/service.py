@@ -1,4 +1,4 @@
-"""The service: builds the parts, owns start and stop.
+"""The service: builds the parts and connects them. `service_loop.py` runs it.
 
     intake ──▶ dispatcher (admission, strategy) ──▶ engine process ──▶ feedback
                           supervisor keeps the engine alive
@@ -10,53 +10,50 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import os
-import signal
-from collections.abc import MutableMapping, Sequence
-from pathlib import Path
+from functools import partial
 
 import psutil
 
-from magnitude import __version__
 from magnitude.board.cpu import read_cpu
-from magnitude.board.memory import effective_memory
+from magnitude.board.memory import MemorySnapshot, effective_memory
 from magnitude.board.roots import HostRoots
 from magnitude.config import Settings
 from magnitude.engine.client import EngineLink
-from magnitude.engine.protocol import PoolUse, Steps, ToService
+from magnitude.engine.protocol import Heartbeat, PoolUse, Steps, Tokens, ToService
 from magnitude.errors import EngineNotReady, MagnitudeError
 from magnitude.feedback.metrics import Metrics
-from magnitude.feedback.records import Feedback
-from magnitude.intake.app import build_app
-from magnitude.intake.serve import serve
-from magnitude.intake.sockets import open_sockets
+from magnitude.feedback.recorder import Recorder
+from magnitude.feedback.situation import PlanFacts
 from magnitude.models.description import ModelDescription
-from magnitude.paths import Paths, find_paths
+from magnitude.paths import Paths
 from magnitude.policy.selection import find_draft_model, find_models, select
 from magnitude.policy.strategy import BoardFacts, draft_bytes
 from magnitude.schedule.arbiter import Arbiter, MayUse, Want
 from magnitude.schedule.dispatcher import Dispatcher
 from magnitude.schedule.fresh_engine import FreshEngine
 from magnitude.schedule.golden_gate import GoldenGate
+from magnitude.schedule.kept_memory import KeptMemory
 from magnitude.schedule.loading import ModelLoader, load_deadline_s
+from magnitude.schedule.memory_relief import MemoryRelief
 from magnitude.schedule.model_switch import ModelSwitch
 from magnitude.schedule.plan import ModelPlan
+from magnitude.schedule.plan_facts import facts_of, served_as
 from magnitude.schedule.planning import plan_models, residency_of
 from magnitude.schedule.slot_files import SlotFiles
 from magnitude.schedule.throughput import Throughput
+from magnitude.schedule.victims import victims_of
+from magnitude.schedule.warm_up import warm_up
+from magnitude.supervise.cgroup_leaf import EngineCgroup
+from magnitude.supervise.engine_process import EngineProcess
+from magnitude.supervise.exit_status import EXIT_ENGINE_BUDGET_SPENT, EXIT_MEMORY
 from magnitude.supervise.lifecycle import EngineLifecycle, LoadFailed, ModelsReady
 from magnitude.supervise.loss import EngineLoss
+from magnitude.supervise.memory_watch import EngineFigures, MemoryWatch
+from magnitude.supervise.stopping import Stopping
 from magnitude.supervise.supervisor import EngineSupervisor
 from magnitude.text.catalogue import TextCatalogue
 
 log = logging.getLogger("magnitude.service")
-
-# How long open requests may go on after SIGTERM. systemd gives 90 s before it kills, but a person at a terminal or
-# a board that loses power soon does not wait so long; most answers end within it.
-GRACEFUL_S = 10.0
-# So long before that, what is still open is ended with an error that its client can read.
-FAREWELL_S = 1.0
-
 
 # A spare engine is kept while so much memory is free besides: ten times what it takes itself, so that it is never the
 # reason why something else does not fit.
@@ -66,23 +63,43 @@ SPARE_HEADROOM_BYTES = 300_000_000
 ENGINE = "engine"
 
 
+def _room_bytes(memory: MemorySnapshot, inherited_bytes: int) -> int:
+    """What the engine may draw from. KV memory of an earlier service counts as free: what fits the plan is used
+    again, and the rest is given back before anything is loaded. It is not charged to this service's control group, so
+    that only the group's limit bounds the sum."""
+    room_bytes = memory.headroom_bytes + inherited_bytes
+    return room_bytes if memory.limit_bytes is None else min(room_bytes, memory.limit_bytes)
+
+
 class Service:
     """One running service: the engine's supervisor and the dispatcher in front of it."""
 
-    def __init__(self, settings: Settings, paths: Paths, *, roots: HostRoots | None = None) -> None:
+    def __init__(
+        self,
+        settings: Settings,
+        paths: Paths,
+        *,
+        roots: HostRoots | None = None,
+        engine_cgroup: EngineCgroup | None = None,
+        kept: KeptMemory | None = None,
+    ) -> None:
+        """`kept` has what an earlier service left in memory, and leaves this one's to the next; None: neither."""
         self.settings = settings
-        self.feedback = Feedback()
+        self.stopping = Stopping()
         self._golden = GoldenGate(paths.state)
+        self._warm: set[str] = set()  # models that have done their first work in this run of the service
         self._throughput = Throughput(paths.state)
         self._cpu = read_cpu(roots)
-        allowance = self._allowance(effective_memory(roots).headroom_bytes)
+        kept = kept or KeptMemory()
+        allowance = self._allowance(_room_bytes(effective_memory(roots), kept.inherited_bytes()))
         board = BoardFacts(usable_threads=allowance.threads)
         draft = find_draft_model(settings, paths.models)
         free_bytes = allowance.memory_bytes - draft_bytes(draft, settings.engine)
         selection = select(settings, find_models(settings, paths.models))
-        plans, left_out = plan_models(settings, selection, board, free_bytes, draft)
+        plans, left_out = plan_models(settings, selection, board, free_bytes, draft, contexts=kept.contexts())
         if not plans:
             raise next(iter(left_out.values()))
+        kept.adopt(plans)
         self._start = [plan for plan in plans if plan.stay != "on_demand"]
         self._first: set[str] = set()  # models that the engine loaded before it was up
         self.texts = TextCatalogue()
@@ -95,9 +112,26 @@ class Service:
             on_up=self._on_up,
             on_down=self._on_down,
             on_failed=self._on_failed,
+            spawn=partial(EngineProcess.spawn, place=(engine_cgroup or EngineCgroup()).add),
+            on_beat=self._on_beat,
+            on_give_up=lambda reason: self.request_exit(EXIT_ENGINE_BUDGET_SPENT, reason),
             spare_wanted=lambda: effective_memory(roots).headroom_bytes > SPARE_HEADROOM_BYTES,
             open_requests=lambda: self.dispatcher.running,
         )
+        self.recorder = Recorder(
+            paths.state,
+            settings.records,
+            engine=self.supervisor,
+            restarts=lambda: self.supervisor.lifecycle.restarts,
+            load=lambda: (self.dispatcher.waiting, self.dispatcher.running),
+            plan=self._facts_of,
+            models=lambda: [served_as(plan) for plan in self.dispatcher.plans()],
+            memory=lambda: effective_memory(roots),
+            last_lines=lambda: self.supervisor.last_lines,
+            step_deadline_s=settings.engine.step_deadline_s,
+        )
+        self.feedback = self.recorder.feedback
+        self._files = SlotFiles(paths.state / "kv", roots=roots)
         self.dispatcher = Dispatcher(
             plans,
             aliases=settings.models.aliases,
@@ -106,8 +140,11 @@ class Service:
             engine=self.supervisor,
             schedule=settings.schedule,
             kv=settings.kv,
-            files=SlotFiles(paths.state / "kv", roots=roots),
+            files=self._files,
+            kept=kept,
             left_out=left_out,
+            storage_off=self._storage_off,
+            on_loss=lambda loss, tasks, refused: self.recorder.engine_lost(loss, victims_of(tasks, refused)),
         )
         self.loader = ModelLoader(self.dispatcher, self._admit)
         self.switch = ModelSwitch(
@@ -120,6 +157,18 @@ class Service:
             loading=self.supervisor.model_loads,
         )
         self.dispatcher.use(self.switch)
+        self.relief = MemoryRelief(
+            self.dispatcher,
+            self.switch,
+            free_bytes=free_bytes,
+            draft_bytes=draft_bytes(draft, settings.engine),
+            drop_caches=self.texts.trim,
+            engine=self.supervisor,
+            restart=lambda reason: self.request_exit(EXIT_MEMORY, reason),
+        )
+        self.memory = MemoryWatch(settings.memory, self.relief, engine=self._engine_figures, roots=roots)
+        self.dispatcher.memory_state = self.memory.state
+        self.recorder.start()
 
     def _allowance(self, free_bytes: int) -> MayUse:
         """What the engine may draw from the board's one account of cores and memory. It is the only engine so far and
@@ -128,6 +177,16 @@ class Service:
         wanted = Want(ENGINE, threads=self._cpu.threads, memory_bytes=free_bytes)
         granted = [effect for effect in self.arbiter.apply(wanted) if isinstance(effect, MayUse)]
         return granted[0] if granted else MayUse(ENGINE, threads=1, memory_bytes=0)
+
+    def _engine_figures(self) -> EngineFigures:
+        beat = self.supervisor.heartbeat
+        return EngineFigures(
+            pid=self.supervisor.pid,
+            spare_pid=self.supervisor.spare_pid,
+            planned_bytes=self.relief.engine_bytes(),
+            runs=beat.steps if beat else None,
+            busy=bool(self.dispatcher.running or self.dispatcher.waiting),
+        )
 
     def loaded_at_start(self) -> list[ModelDescription]:
         return [plan.description for plan in self._start]
@@ -142,6 +201,7 @@ class Service:
             kv_bytes=self.dispatcher.kv_resident_bytes,
             run_pool=lambda: supervisor.heartbeat.run_pool if supervisor.heartbeat else PoolUse(),
         )
+        metrics.watch_memory_steps(self.memory.state)
         metrics.watch_runs(self.feedback.runs.figures)
         metrics.watch_load(
             running=lambda: self.dispatcher.running,
@@ -153,8 +213,14 @@ class Service:
     async def stop(self) -> None:
         """End the engine and give the KV memory back."""
         await self.supervisor.stop()
+        await self.relief.close()
         await self.switch.close()
         await self.dispatcher.close()
+        await asyncio.to_thread(self.recorder.stop)
+
+    def request_exit(self, status: int, reason: str) -> None:
+        """Stop in order and leave with `status`, one of `supervise.exit_status`."""
+        self.stopping.ask(reason, status)
 
     # --- what the supervisor tells ---
 
@@ -177,13 +243,23 @@ class Service:
         )
         if failure is None:
             await self._throughput.measure(plan, engine, ort_version=ort_version, cpu_features=self._cpu.features)
+        if failure is None and plan.description.name not in self._warm:
+            failure = await warm_up(plan, engine)
+            # Only once: an engine that replaces another one must serve as soon as it can.
+            self._warm.add(plan.description.name)
         return failure
 
     def _on_message(self, message: ToService) -> None:
+        if isinstance(message, Tokens):
+            self.feedback.generated_tokens += len(message.ids)
         if isinstance(message, Steps):
             self.feedback.runs.add(message)
+            self.recorder.failures.runs(message)
         elif not self.loader.on_message(message):
             self.dispatcher.on_message(message)
+
+    def _on_beat(self, heartbeat: Heartbeat) -> None:
+        self.recorder.failures.beat(heartbeat)
 
     def _on_up(self, link: EngineLink) -> None:
         self.dispatcher.engine_up(link)
@@ -193,10 +269,20 @@ class Service:
         for plan in self._start:
             if plan.description.name not in self._first:
                 self.switch.wanted(plan.description.name)
+        self.recorder.engine_up()
 
     def _on_down(self, loss: EngineLoss) -> None:
         self.switch.engine_down()
         self.dispatcher.engine_down(loss)
+
+    def _facts_of(self, model: str) -> PlanFacts | None:
+        plan = self.dispatcher.models_served.by_name.get(model)
+        return facts_of(plan) if plan is not None else None
+
+    def _storage_off(self) -> list[str]:
+        """What should outlast a restart and is not kept, a reason each."""
+        stores = (self._golden.off, self._throughput.off, self._files.off)
+        return [reason for reason in (*stores, *self.recorder.storage_off()) if reason]
 
     async def _leaving(self, model: str) -> None:
         self.texts.forget(self.dispatcher.model(model))
@@ -206,76 +292,3 @@ class Service:
         self.dispatcher.refuse_all(
             EngineNotReady(f"the engine cannot serve: {reason}", hint="See 'magnitude doctor', then restart")
         )
-
-
-async def _report_text_problems(models: Sequence[ModelDescription], texts: TextCatalogue) -> None:
-    """A missing template or a broken tokenizer is said at start, not at the first request."""
-    for model in models:
-        for problem in await asyncio.to_thread(texts.problems, model):
-            log.warning("text of a model is not in order", extra={"fields": {"model": model.name, "reason": problem}})
-
-
-async def _say_farewell(dispatcher: Dispatcher, stop: asyncio.Event) -> None:
-    await stop.wait()
-    await asyncio.sleep(GRACEFUL_S - FAREWELL_S)
-    dispatcher.refuse_all(
-        EngineNotReady("the service is being stopped", hint="Send the request again once it is back")
-    )
-
-
-async def _serve(settings: Settings, paths: Paths, environ: MutableMapping[str, str]) -> None:
-    sockets = open_sockets(settings.server, environ, run_folder=paths.run)
-    service = Service(settings, paths)
-    stop = asyncio.Event()
-    loop = asyncio.get_running_loop()
-    for number in (signal.SIGTERM, signal.SIGINT):
-        loop.add_signal_handler(number, stop.set)
-    metrics = service.metrics()
-    app = build_app(service.dispatcher, settings, texts=service.texts, metrics=metrics)
-    addresses = ", ".join(listening.address for listening in sockets)
-    watch = loop.create_task(service.supervisor.run())
-    keeping = loop.create_task(service.dispatcher.conversations.run())
-    # Tokenizers are read while the engine starts, so that the first request does not wait for them.
-    reading = loop.create_task(_report_text_problems(service.loaded_at_start(), service.texts))
-    farewell = loop.create_task(_say_farewell(service.dispatcher, stop))
-    # A supervision that ended by an error of its own must take the service down, not leave it without an engine.
-    watch.add_done_callback(lambda _: stop.set())
-    try:
-        await serve(
-            app,
-            sockets,
-            server=settings.server,
-            metrics=metrics,
-            stop=stop,
-            graceful_s=GRACEFUL_S,
-            on_started=lambda: log.info(
-                "listening", extra={"fields": {"addresses": addresses, "version": __version__, "pid": os.getpid()}}
-            ),
-        )
-    finally:
-        failed = watch.done() and not watch.cancelled() and watch.exception()
-        for task in (watch, reading, farewell, keeping):
-            task.cancel()
-        await service.stop()
-        log.info("stopped")
-    if failed:
-        raise failed
-
-
-def prepare_state_folder(folder: Path) -> None:
-    """Make `folder`. Without one the service runs as well: what it learns is lost at its end, and it says so."""
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        log.warning(
-            "there is no state folder, nothing is kept over a restart",
-            extra={"fields": {"folder": str(folder), "error": error.strerror or str(error)}},
-        )
-
-
-def run_service(settings: Settings, *, environ: MutableMapping[str, str] | None = None) -> None:
-    """Serve until SIGTERM or SIGINT. Raises `MagnitudeError` when the service cannot start."""
-    environ = os.environ if environ is None else environ
-    paths = find_paths(environ)
-    prepare_state_folder(paths.state)
-    asyncio.run(_serve(settings, paths, environ))

@@ -15,6 +15,7 @@ from fake_inference import FakeInference, FakeTexts
 
 from magnitude.config import ServerSettings, Settings
 from magnitude.feedback.metrics import Metrics
+from magnitude.feedback.record_store import RecordStore
 from magnitude.intake.app import build_app
 from magnitude.intake.serve import serve
 from magnitude.intake.sockets import ListeningSocket, open_sockets
@@ -29,6 +30,7 @@ class InProcess:
         self,
         settings: Settings | None = None,
         *,
+        records: RecordStore | None = None,
         clock: Callable[[], float] = time.monotonic,
         wall_clock: Callable[[], float] = time.time,
     ) -> None:
@@ -40,6 +42,7 @@ class InProcess:
             settings or Settings(),
             texts=_TEXTS,
             metrics=self.metrics,
+            records=records,
             clock=clock,
             wall_clock=wall_clock,
         )
@@ -75,7 +78,7 @@ class Live:
         )
         self.inference = FakeInference(_TEXTS)
         self.metrics = Metrics()
-        self.sockets: list[ListeningSocket] = open_sockets(self.server, {}, run_folder=folder)
+        self.sockets: list[ListeningSocket] = open_sockets(self.server, [], run_folder=folder)
         self.unix_path = str(folder / "magnitude.sock")
         self.port = next(s.sock.getsockname()[1] for s in self.sockets if s.sock.family == socket.AF_INET)
         self.url = f"http://127.0.0.1:{self.port}"

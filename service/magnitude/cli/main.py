@@ -25,8 +25,9 @@ ORDER = (
     "serve",
     "run",
     "ps",
-    "kv",
+    "reload",
     "recycle",
+    "kv",
     "list",
     "show",
     "import",
@@ -34,7 +35,12 @@ ORDER = (
     "budget",
     "bench",
     "doctor",
+    "records",
+    "failures",
+    "replay",
+    "support",
     "config",
+    "install-units",
     "wait",
 )
 

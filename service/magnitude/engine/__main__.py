@@ -46,8 +46,10 @@ def main(arguments: list[str] | None = None) -> int:
         parser.error("the service starts the engine, not a person; to start the service: magnitude serve")
 
     process.die_with_parent()
+    process.go_first_for_memory()
     process.close_stdin()
     faulthandler.enable()  # SIGSEGV, SIGFPE, SIGABRT, SIGBUS, SIGILL: the stacks go to stderr
+    faulthandler.register(process.STACKS_SIGNAL)
     # Ctrl-C reaches the whole process group, a stop by systemd the whole control group. The service lets open
     # requests end first and needs its engine for that; then it says `Shutdown`, or its end of the socket closes.
     for number in (signal.SIGINT, signal.SIGTERM):

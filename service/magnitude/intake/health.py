@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import msgspec
 from starlette.requests import Request
 from starlette.responses import Response
 
@@ -27,6 +28,7 @@ async def readyz(request: Request) -> Response:
         "queue_depth": health.queue_depth,
         "running": health.running,
         "engine_restarts": health.engine_restarts,
+        "persistence": health.persistence,
     }
     return json_reply(body, None if health.ready else {"Retry-After": "1"}, status=200 if health.ready else 503)
 
@@ -36,8 +38,11 @@ async def version(request: Request) -> Response:
 
 
 async def state(request: Request) -> Response:
-    """How each model runs, what it holds, and the running figures: what `magnitude ps` shows."""
-    return json_reply(context_of(request).inference.state())
+    """How each model runs, what it holds, and the running figures: what `magnitude ps` shows. `reload`: how reading
+    the configuration again went the last time."""
+    context = context_of(request)
+    state = msgspec.to_builtins(context.inference.state())
+    return json_reply({**state, "reload": context.live.last_reload})
 
 
 async def metrics(request: Request) -> Response:

@@ -21,6 +21,7 @@ from magnitude.engine.protocol import (
 )
 from magnitude.feedback.records import TaskFigures
 from magnitude.feedback.run_series import RunFigures
+from magnitude.governor.memory_state import MemoryState
 from magnitude.models.description import ModelDescription
 from magnitude.schedule.figures import ScheduleFigures
 from magnitude.supervise.recovery import Recovery
@@ -134,7 +135,7 @@ class Reservation(msgspec.Struct, frozen=True, kw_only=True):
 
 class ServiceHealth(msgspec.Struct, frozen=True, kw_only=True):
     """`live`: the loop turns. `ready`: every model that should serve can. `reasons`: why not, or what is
-    degraded, in words."""
+    degraded, in words. `persistence` is off while any of what should outlast a restart cannot be written."""
 
     live: bool
     ready: bool
@@ -144,6 +145,7 @@ class ServiceHealth(msgspec.Struct, frozen=True, kw_only=True):
     queue_depth: int
     running: int
     uptime_s: float
+    persistence: Literal["on", "off"] = "on"
 
 
 class ModelState(msgspec.Struct, frozen=True, kw_only=True):
@@ -163,6 +165,7 @@ class ModelState(msgspec.Struct, frozen=True, kw_only=True):
     kv_reserved_bytes: int
     residency: Literal["absent", "loading", "loaded", "unloading"] = "loaded"
     stay: Literal["pinned", "at_start", "on_demand"] = "pinned"
+    revived_conversations: int = 0  # found in memory at the start, from the service before
 
 
 class ServiceState(msgspec.Struct, frozen=True, kw_only=True):
@@ -185,6 +188,7 @@ class ServiceState(msgspec.Struct, frozen=True, kw_only=True):
     spare_engine_pid: int | None = None
     spare_engine_ready: bool = False
     runs: list[RunFigures] = []  # what graph runs take, by shape
+    memory: MemoryState = MemoryState()
 
 
 class Recycled(msgspec.Struct, frozen=True, kw_only=True):

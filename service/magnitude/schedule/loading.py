@@ -16,10 +16,12 @@ from magnitude.engine.protocol import (
     LoadModel,
     Message,
     PrefillProgress,
+    Tokens,
     ToService,
     UnloadModel,
 )
 from magnitude.errors import EngineError, MagnitudeError, ModelError
+from magnitude.log import ORDINARY_BURST
 from magnitude.models.description import ModelDescription
 from magnitude.schedule.dispatcher import Dispatcher
 from magnitude.schedule.engine_errors import error_from
@@ -53,8 +55,8 @@ class _Fresh:
     def next_id(self) -> int:
         return self._loader.next_id()
 
-    async def ask(self, message: Message, request_id: int) -> ToService:
-        return await self._loader.ask(self._link, message, request_id)
+    async def ask(self, message: Message, request_id: int, *, whole: bool = False) -> ToService:
+        return await self._loader.ask(self._link, message, request_id, whole=whole)
 
 
 class ModelLoader:
@@ -71,13 +73,15 @@ class ModelLoader:
         self._dispatcher = dispatcher
         self._admit = admit
         self._answers: dict[int, asyncio.Future[ToService]] = {}
+        # Those of them whose tokens are not the answer yet.
+        self._whole: set[int] = set()
         # Engines in a row that ended while they loaded the model of that name.
         self._deaths: dict[str, int] = {}
 
     def on_message(self, message: ToService) -> bool:
         """True when `message` belongs to loading."""
         request_id = getattr(message, "request_id", None)
-        if isinstance(message, PrefillProgress):
+        if isinstance(message, PrefillProgress) or (isinstance(message, Tokens) and request_id in self._whole):
             return request_id in self._answers
         answer = self._answers.pop(request_id, None) if request_id is not None else None
         if answer is None:
@@ -86,15 +90,20 @@ class ModelLoader:
             answer.set_result(message)
         return True
 
-    async def ask(self, link: EngineLink, message: Message, request_id: int, fd: int | None = None) -> ToService:
-        """Send `message` and wait for the answer with its id."""
+    async def ask(
+        self, link: EngineLink, message: Message, request_id: int, fd: int | None = None, *, whole: bool = False
+    ) -> ToService:
+        """Send `message` and wait for the answer with its id; `whole`: for the end of a generation."""
         answer: asyncio.Future[ToService] = asyncio.get_running_loop().create_future()
         self._answers[request_id] = answer
+        if whole:
+            self._whole.add(request_id)
         try:
             link.send(message, fd)
             return await answer
         finally:
             self._answers.pop(request_id, None)
+            self._whole.discard(request_id)
 
     def next_id(self) -> int:
         return self._dispatcher.next_id()
@@ -131,7 +140,8 @@ class ModelLoader:
         if isinstance(answer, Failed):  # it was not loaded, so that it is gone all the same
             log.warning("model was not unloaded", extra={"fields": fields | {"reason": answer.message}})
         else:
-            log.info("model unloaded", extra={"fields": fields})
+            cause = f"model unloaded {plan.description.name}"
+            log.info("model unloaded", extra={"cause": cause, "burst": ORDINARY_BURST, "fields": fields})
 
     async def bring_up(self, link: EngineLink, plan: ModelPlan) -> MagnitudeError | None:
         """Why the model may not serve, or None when it is loaded and has proved itself.
@@ -230,6 +240,8 @@ class ModelLoader:
                 log.info(
                     "model loaded",
                     extra={
+                        "cause": f"model loaded {name}",
+                        "burst": ORDINARY_BURST,
                         "fields": {
                             "model": name,
                             "load_s": round(answer.load_s, 3),
@@ -237,7 +249,7 @@ class ModelLoader:
                             "threads": plan.strategy.threads,
                             "slots": plan.strategy.slots,
                             "context": plan.strategy.context_length,
-                        }
+                        },
                     },
                 )
                 return None

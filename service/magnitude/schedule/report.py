@@ -10,6 +10,7 @@ import psutil
 from magnitude import __version__
 from magnitude.engine.protocol import Heartbeat
 from magnitude.feedback.records import Feedback
+from magnitude.governor.memory_state import MemoryState
 from magnitude.schedule.figures import ModelFigures, ScheduleFigures
 from magnitude.schedule.inference import ModelState, ServiceHealth, ServiceState
 from magnitude.schedule.plan import ModelPlan
@@ -21,6 +22,8 @@ from magnitude.supervise.recovery import Recovery
 if TYPE_CHECKING:
     from magnitude.schedule.conversations import Conversations
     from magnitude.schedule.served_models import ServedModels
+
+NO_MEMORY = MemoryState()  # nobody watches it
 
 
 class EngineView(Protocol):
@@ -54,11 +57,19 @@ class EngineView(Protocol):
 
 
 def health_of(
-    plans: Sequence[ModelPlan], engine: EngineView, *, waiting: int, running: int, uptime_s: float
+    plans: Sequence[ModelPlan],
+    engine: EngineView,
+    *,
+    waiting: int,
+    running: int,
+    uptime_s: float,
+    storage_off: Sequence[str] = (),
 ) -> ServiceHealth:
     """Ready when the engine is up and every model that is loaded at start can serve. A model on its fallback graph is
     ready, and told among the reasons; so is one that could not be loaded on demand. One that nobody asks for and
-    that is not loaded therefore is no fault. An engine that is lost again and again is told as well."""
+    that is not loaded therefore is no fault. An engine that is lost again and again is told as well, and by
+    `storage_off` what is not kept: no fault of what serves.
+    """
     lifecycle = engine.lifecycle
     failed = [plan for plan in plans if plan.failure]
     reasons = [f"{plan.description.name}: {plan.failure}" for plan in failed if plan.stay != "on_demand"]
@@ -66,20 +77,21 @@ def health_of(
         reasons.insert(0, f"engine {lifecycle.phase.value}: {lifecycle.reason}")
     spared = [f"{plan.description.name}: {plan.failure}" for plan in failed if plan.stay == "on_demand"]
     degraded = [f"{plan.description.name} is {plan.degraded}" for plan in plans if plan.degraded and not plan.failure]
-    if engine.recent_losses >= MANY_LOSSES and lifecycle.loss is not None:
+    if engine.recent_losses >= MANY_LOSSES and lifecycle.accident is not None:
         minutes = round(RECENT_S / 60)
         degraded.append(
-            f"the engine was lost {engine.recent_losses} times in {minutes} minutes: {lifecycle.loss.reason}"
+            f"the engine was lost {engine.recent_losses} times in {minutes} minutes: {lifecycle.accident.reason}"
         )
     return ServiceHealth(
         live=True,
         ready=not reasons,
-        reasons=reasons + spared + degraded,
+        reasons=reasons + spared + degraded + list(storage_off),
         engine_pid=engine.pid,
         engine_restarts=lifecycle.restarts,
         queue_depth=waiting,
         running=running,
         uptime_s=uptime_s,
+        persistence="off" if storage_off else "on",
     )
 
 
@@ -91,6 +103,7 @@ def state_of(
     schedule: ScheduleFigures,
     *,
     residency: Mapping[str, State],
+    memory: MemoryState = NO_MEMORY,
 ) -> ServiceState:
     heartbeat = engine.heartbeat
     return ServiceState(
@@ -111,6 +124,7 @@ def state_of(
         figures=feedback.figures(),
         schedule=schedule,
         runs=feedback.runs.figures(),
+        memory=memory,
     )
 
 
@@ -155,4 +169,5 @@ def _model_state(plan: ModelPlan, residency: State) -> ModelState:
         kv_reserved_bytes=plan.strategy.kv_budget_bytes,
         residency=residency,
         stay=plan.stay,
+        revived_conversations=plan.revived.conversations,
     )
