@@ -31,7 +31,7 @@ def recycle(
     json: Json = None,
 ) -> None:
     """How long a stream stands still when its engine is lost or replaced, and whether its text stays the same."""
-    from bench.recycle import WAYS, Losses
+    from bench.recycle import HOT, WAYS, Losses
     from bench.service_process import running_service
 
     print_machine(console, read_machine())
@@ -39,12 +39,16 @@ def recycle(
     manifest = msgspec.json.decode((folder / CHAT_MODEL / "manifest.json").read_bytes())
     chosen = [way for way in WAYS if not ways or way in ways.split(",")]
     results = []
-    with running_service(folder) as service, console.status("") as status:
-        losses = Losses(service, CHAT_MODEL, manifest["special"]["eos"])
-        for way in chosen:
-            for number in map(int, streams.split(",")):
-                most = min(rounds, HANG_ROUNDS) if way == WAYS[-1] else rounds
-                results.append(losses.measure(way, number, most, status.update))
+    for spare in ("hot", "warm"):
+        of_spare = [way for way in chosen if (way == HOT) == (spare == "hot")]
+        if not of_spare:
+            continue
+        with running_service(folder, {"engine": {"spare": spare}}) as service, console.status("") as status:
+            losses = Losses(service, CHAT_MODEL, manifest["special"]["eos"])
+            for way in of_spare:
+                for number in map(int, streams.split(",")):
+                    most = min(rounds, HANG_ROUNDS) if way == WAYS[-1] else rounds
+                    results.append(losses.measure(way, number, most, status.update))
     for row in results:
         console.print(
             f"[bold]{row.way}[/bold], {row.streams} {'streams' if row.streams > 1 else 'stream'}: nothing came for "

@@ -35,11 +35,12 @@ GOAL_WORST_S = 1.5
 SPARE_TIMEOUT_S = 60.0
 POLL_S = 0.02
 
-# How the engine is lost: killed while a spare is ready, killed while there is none, replaced on request, stopped (so
-# that its silence is what gives it away).
-WAYS = ("killed", "killed without a spare", "replaced on request", "hangs")
+# How the engine is lost: killed while a spare is ready, killed while there is one that has its models
+# (`engine.spare: hot`) or none, replaced on request, stopped (so that its silence is what gives it away).
+WAYS = ("killed", "killed beside a hot spare", "killed without a spare", "replaced on request", "hangs")
+HOT = WAYS[1]
 # Those that the goal is about.
-WITH_GOAL = WAYS[:1]
+WITH_GOAL = WAYS[:2]
 
 
 class Stall(msgspec.Struct, frozen=True, kw_only=True):
@@ -142,7 +143,7 @@ class Losses:
     def _lose(self, way: str, bodies: Sequence[dict[str, Any]]) -> Stall:
         expected = [self._reference(body) for body in bodies]
         self._wait_for_spare()
-        if way == WAYS[1]:
+        if way == WAYS[2]:
             self._without_spare()
         engine = self._service.state().health.engine_pid
         if engine is None:

@@ -49,6 +49,6 @@ def test_the_goal_is_about_an_engine_that_is_killed_and_each_text_counts() -> No
         load_s=0.6, first_step_s=0.0, deliver_s=0.0, equal=True,
     )  # fmt: skip
     assert RecycleResult.of(WAYS[0], [slow]).missed == ["killed, 1 streams: median 0.60 s, goal 0.5"]
-    assert RecycleResult.of(WAYS[3], [slow]).missed == []
+    assert RecycleResult.of(WAYS[4], [slow]).missed == []
     wrong = msgspec.structs.replace(slow, equal=False)
-    assert RecycleResult.of(WAYS[3], [slow, wrong]).missed == ["hangs, 1 streams: 1 answers had another text"]
+    assert RecycleResult.of(WAYS[4], [slow, wrong]).missed == ["hangs, 1 streams: 1 answers had another text"]

@@ -1,5 +1,6 @@
 """What replacing an engine took, as it is told."""
 
+from magnitude.cli.ps import recovery_line
 from magnitude.supervise.loss import EngineLoss
 from magnitude.supervise.recovery import RecoveryClock
 
@@ -55,3 +56,14 @@ def test_the_first_start_of_the_service_is_no_recovery() -> None:
     clock.loaded(2.0)
     clock.answered(3.0)
     assert clock.last is None
+
+
+def test_people_are_told_the_parts_that_are_known() -> None:
+    clock = RecoveryClock()
+    clock.lost(KILLED, 2, 100.0)
+    assert clock.last is not None
+    assert recovery_line(clock.last, "SIGKILL") == "last engine lost: SIGKILL; being replaced, 2 requests went on"
+    clock.started(100.0, spare=True)
+    clock.loaded(100.3)
+    clock.answered(100.4)
+    assert "replaced in 0.40 s (start 0.00, load 0.30, first step 0.10)" in recovery_line(clock.last, "SIGKILL")

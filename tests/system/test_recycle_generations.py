@@ -12,6 +12,7 @@ from struck_service import (
     CHARACTERS,
     CHUNK,
     CONTEXT,
+    PATIENCE_S,
     After,
     Said,
     StruckService,
@@ -102,6 +103,22 @@ def test_one_engine_after_the_other(home: Path) -> None:
         assert said.end.recoveries == 5
 
     tried(home, scenario)
+
+
+def test_with_a_spare_engine_that_has_the_models_already(home: Path) -> None:
+    async def scenario(service: StruckService) -> None:
+        for wanted in (task(LONG, sampled=True, **FRESH), task(LONG, model="tiny:poet", **FRESH)):
+            for when in (pieces(8), tokens(9)):
+                undisturbed = await answer(service, wanted)
+                assert await service.supervisor.spare.ready(PATIENCE_S)
+                spare = service.supervisor.spare_pid
+                service.strike_when = [when]
+                said = await answer(service, wanted)
+                assert (said.ids, said.end.recoveries) == (undisturbed.ids, 1)
+                assert service.supervisor.pid == spare
+                assert service.supervisor.last_recovery is not None and service.supervisor.last_recovery.spare
+
+    tried(home, scenario, engine={"spare": "hot"})
 
 
 def test_while_a_shared_prefix_is_copied(home: Path) -> None:

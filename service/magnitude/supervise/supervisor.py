@@ -69,8 +69,8 @@ class EngineSupervisor:
     it is cancelled when that engine is gone. `on_up(link)`, `on_down(loss)`, `on_failed(reason)`,
     `on_give_up(reason)` (the restart budget is spent), `on_beat(heartbeat)` and `on_message(message)` are called on
     the event loop. `spare_wanted()` says whether there is memory for a spare engine; without it there is none.
-    `open_requests()` says how many requests the engine holds. `last_lines` is the end of the log of the engine that
-    was lost last.
+    `warm_up(link)` does with a spare what `load` would do later. `open_requests()` says how many requests the engine
+    holds. `last_lines` is the end of the log of the engine that was lost last.
     """
 
     def __init__(
@@ -86,6 +86,7 @@ class EngineSupervisor:
         on_beat: Callable[[Heartbeat], None] = lambda heartbeat: None,
         spawn: SpawnEngine = EngineProcess.spawn,
         spare_wanted: Callable[[], bool] | None = None,
+        warm_up: Callable[[EngineLink], Awaitable[None]] | None = None,
         open_requests: Callable[[], int] = lambda: 0,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
@@ -103,7 +104,9 @@ class EngineSupervisor:
         self._open_requests = open_requests
         self._clock = clock
         self._recovery = RecoveryClock()
-        self.spare = SpareEngine(spawn, wanted=spare_wanted or (lambda: False))
+        self.spare = SpareEngine(
+            spawn, wanted=spare_wanted or (lambda: False), warm_up=warm_up, on_message=on_message
+        )
         self._engine: ConnectedEngine | None = None
         self._background: set[asyncio.Task[None]] = set()
         self._loading: asyncio.Task[None] | None = None
@@ -127,7 +130,7 @@ class EngineSupervisor:
 
     @property
     def spare_ready(self) -> bool:
-        return self.spare.greeted
+        return self.spare.is_ready
 
     @property
     def last_recovery(self) -> Recovery | None:
