@@ -90,7 +90,7 @@ class Service:
         self._warm: set[str] = set()  # models that have done their first work in this run of the service
         self._throughput = Throughput(paths.state)
         self._cpu = read_cpu(roots)
-        self._free_bytes = lambda: effective_memory(roots).headroom_bytes
+        self._roots = roots
         kept = kept or KeptMemory()
         allowance = self._allowance(_room_bytes(effective_memory(roots), kept.inherited_bytes()))
         board = BoardFacts(usable_threads=allowance.threads)
@@ -236,6 +236,9 @@ class Service:
             self._first = at_start  # one model's trouble is not the others'
             outcome = await self.loader.load_all(link, only=self._first)
         return outcome
+
+    def _free_bytes(self) -> int:
+        return effective_memory(self._roots).headroom_bytes
 
     async def _warm_up(self, link: EngineLink) -> None:
         """Load what every engine loads first into a spare one, as far as there is memory for all of it twice."""
