@@ -9,6 +9,7 @@ No model runs in this process.
 from __future__ import annotations
 
 import logging
+from functools import partial
 
 import psutil
 
@@ -37,6 +38,8 @@ from magnitude.schedule.planning import plan_models, residency_of
 from magnitude.schedule.slot_files import SlotFiles
 from magnitude.schedule.throughput import Throughput
 from magnitude.schedule.warm_up import warm_up
+from magnitude.supervise.cgroup_leaf import EngineCgroup
+from magnitude.supervise.engine_process import EngineProcess
 from magnitude.supervise.exit_status import EXIT_ENGINE_BUDGET_SPENT, EXIT_MEMORY
 from magnitude.supervise.lifecycle import EngineLifecycle, LoadFailed, ModelsReady
 from magnitude.supervise.loss import EngineLoss
@@ -58,7 +61,14 @@ ENGINE = "engine"
 class Service:
     """One running service: the engine's supervisor and the dispatcher in front of it."""
 
-    def __init__(self, settings: Settings, paths: Paths, *, roots: HostRoots | None = None) -> None:
+    def __init__(
+        self,
+        settings: Settings,
+        paths: Paths,
+        *,
+        roots: HostRoots | None = None,
+        engine_cgroup: EngineCgroup | None = None,
+    ) -> None:
         self.settings = settings
         self.feedback = Feedback()
         self.stopping = Stopping()
@@ -86,6 +96,7 @@ class Service:
             on_up=self._on_up,
             on_down=self._on_down,
             on_failed=self._on_failed,
+            spawn=partial(EngineProcess.spawn, place=(engine_cgroup or EngineCgroup()).add),
             on_give_up=lambda reason: self.request_exit(EXIT_ENGINE_BUDGET_SPENT, reason),
             spare_wanted=lambda: effective_memory(roots).headroom_bytes > SPARE_HEADROOM_BYTES,
         )

@@ -27,6 +27,7 @@ from magnitude.paths import Paths, find_paths
 from magnitude.reload import Reloader
 from magnitude.schedule.dispatcher import Dispatcher
 from magnitude.service import Service
+from magnitude.supervise.cgroup_leaf import EngineCgroup, enter_leaf
 from magnitude.supervise.exit_status import EXIT_BROKEN, EXIT_ENGINE_BUDGET_SPENT
 from magnitude.supervise.inherited import InheritedFd, take_inherited
 from magnitude.supervise.last_words import speak_when_killed
@@ -64,8 +65,11 @@ def run_service(
     inherited = take_inherited(environ)
     paths = find_paths(environ)
     prepare_state_folder(paths.state)
+    engine_cgroup = enter_leaf()
     try:
-        return asyncio.run(_serve(settings, paths, notifier, inherited, read, roots=roots))
+        return asyncio.run(
+            _serve(settings, paths, notifier, inherited, read, engine_cgroup=engine_cgroup, roots=roots)
+        )
     except MagnitudeError as error:
         notifier.status(f"failed: {error}")
         raise
@@ -80,12 +84,13 @@ async def _serve(
     inherited: Sequence[InheritedFd],
     read: Callable[[], Loaded] | None,
     *,
+    engine_cgroup: EngineCgroup,
     roots: HostRoots | None,
 ) -> int:
     sockets = open_sockets(settings.server, inherited, run_folder=paths.run)
     _close_unclaimed([stored for stored in inherited if not stored.is_socket], notifier)
     protect_from_oom(roots)
-    service = Service(settings, paths, roots=roots)
+    service = Service(settings, paths, roots=roots, engine_cgroup=engine_cgroup)
     live, metrics, stopping = LiveSettings(settings), service.metrics(), service.stopping
     app = build_app(service.dispatcher, live, texts=service.texts, metrics=metrics)
     accepting = asyncio.Event()

@@ -36,6 +36,7 @@ ORDER = (
     "bench",
     "doctor",
     "config",
+    "install-units",
     "wait",
 )
 
