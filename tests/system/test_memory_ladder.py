@@ -167,3 +167,23 @@ def test_a_group_that_stays_full_with_a_new_engine_ends_the_service_with_the_sta
     assert len(steps) == 2
     assert log.index(steps[0]) < log.index(steps[1])
     assert "replacing the engine did not help" in log
+
+
+def test_an_engine_that_holds_more_than_was_planned_is_replaced_though_there_is_memory(board: BoardedService) -> None:
+    board.until(board.ready, "readiness")
+    engine = board.state()["health"]["engine_pid"]
+    held_kb = 700_000
+    write_tree(
+        board.board,
+        {
+            f"proc/{engine}/status": f"State: S\nVmRSS: {held_kb} kB\nRssAnon: {held_kb} kB\nVmSwap: 0 kB",
+            f"proc/{engine}/stat": f"{engine} (python) S {' '.join(['1'] * 20)}",
+        },
+    )
+    board.until(lambda: board.state()["health"]["engine_pid"] not in (None, engine), "another engine")
+    memory = board.memory()
+    assert memory["step"] == "normal"
+    assert [step["step"] for step in memory["last_steps"]] == ["recycle", "trim"]
+    assert "717 MB of its own" in memory["last_steps"][0]["reason"]
+    board.until(board.ready, "readiness of the new engine")
+    assert board.complete(10, 3).status_code == 200
