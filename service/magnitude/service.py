@@ -149,6 +149,7 @@ class Service:
             spare_pid=self.supervisor.spare_pid,
             planned_bytes=self.relief.engine_bytes(),
             runs=beat.steps if beat else None,
+            kv_bytes=self.dispatcher.kv_resident_bytes(),
             busy=bool(self.dispatcher.running or self.dispatcher.waiting),
         )
 
