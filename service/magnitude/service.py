@@ -45,7 +45,7 @@ from magnitude.schedule.warm_up import warm_up
 from magnitude.supervise.cgroup_leaf import EngineCgroup
 from magnitude.supervise.engine_process import EngineProcess
 from magnitude.supervise.exit_status import EXIT_ENGINE_BUDGET_SPENT, EXIT_MEMORY
-from magnitude.supervise.lifecycle import EngineLifecycle, LoadFailed, ModelsReady
+from magnitude.supervise.lifecycle import EngineLifecycle, LoadFailed, ModelsReady, Phase
 from magnitude.supervise.loss import EngineLoss
 from magnitude.supervise.memory_watch import EngineFigures, MemoryWatch
 from magnitude.supervise.stopping import Stopping
@@ -168,7 +168,8 @@ class Service:
         return EngineFigures(
             pid=self.supervisor.pid,
             spare_pid=self.supervisor.spare_pid,
-            planned_bytes=self.relief.engine_bytes(),
+            # While it loads, nobody knows what is in it already.
+            planned_bytes=self.relief.engine_bytes() if self.supervisor.lifecycle.phase is Phase.UP else None,
             runs=beat.steps if beat else None,
             kv_bytes=self.dispatcher.kv_resident_bytes(),
             busy=bool(self.dispatcher.running or self.dispatcher.waiting),
