@@ -164,15 +164,15 @@ class Service:
         return granted[0] if granted else MayUse(ENGINE, threads=1, memory_bytes=0)
 
     def _engine_figures(self) -> EngineFigures:
-        beat = self.supervisor.heartbeat
+        # While it loads, nobody knows what is in it already, and no run is done for those who wait.
+        beat, up = self.supervisor.heartbeat, self.supervisor.lifecycle.phase is Phase.UP
         return EngineFigures(
             pid=self.supervisor.pid,
             spare_pid=self.supervisor.spare_pid,
-            # While it loads, nobody knows what is in it already.
-            planned_bytes=self.relief.engine_bytes() if self.supervisor.lifecycle.phase is Phase.UP else None,
+            planned_bytes=self.relief.engine_bytes() if up else None,
             runs=beat.steps if beat else None,
             kv_bytes=self.dispatcher.kv_resident_bytes(),
-            busy=bool(self.dispatcher.running or self.dispatcher.waiting),
+            busy=up and bool(self.dispatcher.running or self.dispatcher.waiting),
         )
 
     def loaded_at_start(self) -> list[ModelDescription]:

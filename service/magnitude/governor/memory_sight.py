@@ -31,7 +31,8 @@ class MemorySight(msgspec.Struct, frozen=True, kw_only=True):
 
     `own_bytes` is held by the service and its engines, KV included. `stall_percent` is the share of time in which
     everything waited for memory. `alarmed`: the kernel has just reported a shortage. `high_events` counts the times
-    that the kernel throttled a process of ours, since the group was made. `busy`: requests are open.
+    that the kernel throttled a process of ours, since the group was made. `busy`: an engine serves, and
+    requests are open.
     """
 
     limit_bytes: int | None = None

@@ -87,7 +87,7 @@ class MemoryActions(Protocol):
 
 class EngineFigures(msgspec.Struct, frozen=True, kw_only=True):
     """Of the engine that serves: its process (None: there is none), the memory of its own that was planned for what
-    is loaded in it, and the graph runs that it has finished. `busy`: requests are open, whoever has them. `spare_pid`
+    is loaded in it, and the graph runs that it has finished. `busy`: it serves, and requests are open. `spare_pid`
     is one that waits to take its place; `kv_bytes` are held by KV, which belongs to the service."""
 
     pid: int | None = None
