@@ -6,7 +6,7 @@ import json
 from collections.abc import Generator, Iterable, Iterator
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Self
+from typing import TYPE_CHECKING, Any, Self
 from urllib.parse import urlencode
 
 import msgspec
@@ -15,7 +15,11 @@ from magnitude.config import Settings, parse_listen
 from magnitude.errors import MagnitudeError
 from magnitude.paths import Paths
 
-SYSTEM_SOCKET = Path("/run/magnitude/magnitude.sock")
+if TYPE_CHECKING:
+    import httpx
+
+# Where the system's service is reached: the socket unit's, and its own where that unit is not used.
+SYSTEM_SOCKETS = (Path("/run/magnitude/magnitude.sock"), Path("/run/magnitude/service/magnitude.sock"))
 CONNECT_S = 3.0  # a service on this machine accepts at once or not at all
 # Between two bytes of an answer: a long prompt on a small board is prefilled for minutes before the first token.
 READ_S = 600.0
@@ -56,18 +60,18 @@ class Address(msgspec.Struct, frozen=True):
 def candidates(settings: Settings, paths: Paths, url: str | None = None) -> list[Address]:
     """Where to look for the service, best first: only `url` when it is given.
 
-    A person's client also looks for the system service's socket: that is the usual service on a board.
+    The system service's sockets are always among them: a socket unit wins over what the configuration says. Unix
+    sockets come before TCP, where routes that tell about all clients need a key.
     """
     if url:
         return [Address(socket=url.removeprefix("unix:"))] if url.startswith("unix:") else [Address(url=url)]
     found: list[Address] = []
     if settings.server.unix_socket != "":
-        found.append(Address(socket=settings.server.unix_socket or str(paths.unix_socket)))
+        own = settings.server.unix_socket or str(paths.unix_socket)
+        found += [Address(socket=path) for path in dict.fromkeys((own, *map(str, SYSTEM_SOCKETS)))]
     address = parse_listen(settings.server.listen)
     if address is not None and address.port:
         found.append(Address(url=f"http://{address}"))
-    if settings.server.unix_socket is None and paths.unix_socket != SYSTEM_SOCKET:
-        found.append(Address(socket=str(SYSTEM_SOCKET)))
     return found
 
 
@@ -132,6 +136,10 @@ class ServiceClient:
         """The JSON at `path`."""
         return self._request("GET", path, None)
 
+    def text(self, path: str) -> str:
+        """What is at `path`, as it is."""
+        return str(self._answer("GET", path, None).text)
+
     def post(self, path: str, body: object) -> Any:
         """The JSON answer to `body`."""
         return self._request("POST", path, body)
@@ -166,6 +174,13 @@ class ServiceClient:
             raise _lost(self.address, error) from error
 
     def _request(self, method: str, path: str, body: object) -> Any:
+        response = self._answer(method, path, body)
+        try:
+            return response.json()
+        except ValueError as error:
+            raise ServiceRefused(response.status_code, f"{path} answered something that is not JSON") from error
+
+    def _answer(self, method: str, path: str, body: object) -> httpx.Response:
         import httpx
 
         try:
@@ -174,10 +189,7 @@ class ServiceClient:
             raise _lost(self.address, error) from error
         if response.status_code >= 400:
             raise refusal(response.status_code, response.content)
-        try:
-            return response.json()
-        except ValueError as error:
-            raise ServiceRefused(response.status_code, f"{path} answered something that is not JSON") from error
+        return response
 
 
 def _lost(address: Address, error: Exception) -> ServiceUnreachable:

@@ -35,7 +35,12 @@ ORDER = (
     "budget",
     "bench",
     "doctor",
+    "records",
+    "failures",
+    "replay",
+    "support",
     "config",
+    "install-units",
     "wait",
 )
 
