@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from magnitude.board.boot import Stamp
-from magnitude.feedback.records import Outcome, TaskRecord, TaskRow
+from magnitude.feedback.records import FAILURES, Outcome, TaskRecord, TaskRow
 from magnitude.feedback.situation import PlanFacts, Situation
 
 if TYPE_CHECKING:
@@ -129,6 +129,11 @@ def recent(connection: sqlite3.Connection, limit: int, outcomes: Sequence[Outcom
             f"{_SELECT} WHERE outcome IN ({marks}) {failures} ORDER BY tasks.id DESC LIMIT ?", (*outcomes, limit)
         )
     return [_row(values) for values in found.fetchall()]
+
+
+def failures(connection: sqlite3.Connection, limit: int) -> list[TaskRow]:
+    """The newest of the tasks that went wrong."""
+    return recent(connection, limit, FAILURES)
 
 
 def counts(connection: sqlite3.Connection) -> dict[str, int]:
