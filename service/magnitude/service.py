@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from functools import partial
 
 import psutil
 
@@ -32,6 +33,7 @@ from magnitude.schedule.dispatcher import Dispatcher
 from magnitude.schedule.fresh_engine import FreshEngine
 from magnitude.schedule.golden_gate import GoldenGate
 from magnitude.schedule.loading import ModelLoader, load_deadline_s
+from magnitude.schedule.memory_relief import MemoryRelief
 from magnitude.schedule.model_switch import ModelSwitch
 from magnitude.schedule.plan import ModelPlan
 from magnitude.schedule.plan_facts import facts_of, served_as
@@ -40,9 +42,12 @@ from magnitude.schedule.slot_files import SlotFiles
 from magnitude.schedule.throughput import Throughput
 from magnitude.schedule.victims import victims_of
 from magnitude.schedule.warm_up import warm_up
-from magnitude.supervise.exit_status import EXIT_ENGINE_BUDGET_SPENT
+from magnitude.supervise.cgroup_leaf import EngineCgroup
+from magnitude.supervise.engine_process import EngineProcess
+from magnitude.supervise.exit_status import EXIT_ENGINE_BUDGET_SPENT, EXIT_MEMORY
 from magnitude.supervise.lifecycle import EngineLifecycle, LoadFailed, ModelsReady
 from magnitude.supervise.loss import EngineLoss
+from magnitude.supervise.memory_watch import EngineFigures, MemoryWatch
 from magnitude.supervise.stopping import Stopping
 from magnitude.supervise.supervisor import EngineSupervisor
 from magnitude.text.catalogue import TextCatalogue
@@ -60,7 +65,14 @@ ENGINE = "engine"
 class Service:
     """One running service: the engine's supervisor and the dispatcher in front of it."""
 
-    def __init__(self, settings: Settings, paths: Paths, *, roots: HostRoots | None = None) -> None:
+    def __init__(
+        self,
+        settings: Settings,
+        paths: Paths,
+        *,
+        roots: HostRoots | None = None,
+        engine_cgroup: EngineCgroup | None = None,
+    ) -> None:
         self.settings = settings
         self.stopping = Stopping()
         self._golden = GoldenGate(paths.state)
@@ -87,6 +99,7 @@ class Service:
             on_up=self._on_up,
             on_down=self._on_down,
             on_failed=self._on_failed,
+            spawn=partial(EngineProcess.spawn, place=(engine_cgroup or EngineCgroup()).add),
             on_beat=self._on_beat,
             on_give_up=lambda reason: self.request_exit(EXIT_ENGINE_BUDGET_SPENT, reason),
             spare_wanted=lambda: effective_memory(roots).headroom_bytes > SPARE_HEADROOM_BYTES,
@@ -99,7 +112,7 @@ class Service:
             load=lambda: (self.dispatcher.waiting, self.dispatcher.running),
             plan=self._facts_of,
             models=lambda: [served_as(plan) for plan in self.dispatcher.plans()],
-            memory=lambda: effective_memory(roots),
+            memory=lambda: self.memory,
             last_lines=lambda: self.supervisor.last_lines,
             step_deadline_s=settings.engine.step_deadline_s,
         )
@@ -129,6 +142,17 @@ class Service:
             loading=self.supervisor.model_loads,
         )
         self.dispatcher.use(self.switch)
+        self.relief = MemoryRelief(
+            self.dispatcher,
+            self.switch,
+            free_bytes=free_bytes,
+            draft_bytes=draft_bytes(draft, settings.engine),
+            drop_caches=self.texts.trim,
+            engine=self.supervisor,
+            restart=lambda reason: self.request_exit(EXIT_MEMORY, reason),
+        )
+        self.memory = MemoryWatch(settings.memory, self.relief, engine=self._engine_figures, roots=roots)
+        self.dispatcher.memory_state = self.memory.state
         self.recorder.start()
 
     def _allowance(self, free_bytes: int) -> MayUse:
@@ -138,6 +162,16 @@ class Service:
         wanted = Want(ENGINE, threads=self._cpu.threads, memory_bytes=free_bytes)
         granted = [effect for effect in self.arbiter.apply(wanted) if isinstance(effect, MayUse)]
         return granted[0] if granted else MayUse(ENGINE, threads=1, memory_bytes=0)
+
+    def _engine_figures(self) -> EngineFigures:
+        beat = self.supervisor.heartbeat
+        return EngineFigures(
+            pid=self.supervisor.pid,
+            spare_pid=self.supervisor.spare_pid,
+            planned_bytes=self.relief.engine_bytes(),
+            runs=beat.steps if beat else None,
+            busy=bool(self.dispatcher.running or self.dispatcher.waiting),
+        )
 
     def loaded_at_start(self) -> list[ModelDescription]:
         return [plan.description for plan in self._start]
@@ -152,6 +186,7 @@ class Service:
             kv_bytes=self.dispatcher.kv_resident_bytes,
             run_pool=lambda: supervisor.heartbeat.run_pool if supervisor.heartbeat else PoolUse(),
         )
+        metrics.watch_memory_steps(self.memory.state)
         metrics.watch_runs(self.feedback.runs.figures)
         metrics.watch_load(
             running=lambda: self.dispatcher.running,
@@ -163,6 +198,7 @@ class Service:
     async def stop(self) -> None:
         """End the engine and give the KV memory back."""
         await self.supervisor.stop()
+        await self.relief.close()
         await self.switch.close()
         await self.dispatcher.close()
         await asyncio.to_thread(self.recorder.stop)

@@ -50,8 +50,8 @@ def test_a_loss_is_written_down_with_what_led_up_to_it(tmp_path: Path) -> None:
     assert bundle.loss == HANG
     assert bundle.bundle_id == "000001-hang"
     assert [beat.steps for beat in bundle.series] == [0, 1, 2]
-    # Nobody measures the memory for an engine that has nothing to do.
-    assert [beat.headroom_bytes for beat in bundle.series] == [None, 1 << 30, 1 << 30]
+    assert [beat.headroom_bytes for beat in bundle.series] == [1 << 30] * 3
+    assert bundle.memory.step == "trim"
     assert bundle.last_runs[-1].groups == [group]
     assert bundle.last_lines == ["Fatal Python error: Segmentation fault"]
     assert bundle.models[0].facts.threads == 4

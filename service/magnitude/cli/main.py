@@ -22,8 +22,26 @@ EXIT_ERROR = 1
 
 # How the verbs are listed: in the order in which a newcomer needs them. One that is not named here comes last.
 ORDER = (
-    *("serve", "run", "ps", "reload", "recycle", "kv", "list", "show", "import", "rm", "budget", "bench"),
-    *("doctor", "records", "failures", "replay", "support", "config", "wait"),
+    "serve",
+    "run",
+    "ps",
+    "reload",
+    "recycle",
+    "kv",
+    "list",
+    "show",
+    "import",
+    "rm",
+    "budget",
+    "bench",
+    "doctor",
+    "records",
+    "failures",
+    "replay",
+    "support",
+    "config",
+    "install-units",
+    "wait",
 )
 
 app = typer.Typer(

@@ -9,6 +9,8 @@ import typer
 from magnitude.cli.options import ConfigOption, ListenOption, SetOption, read_configuration, with_listen
 
 if TYPE_CHECKING:
+    from pathlib import Path
+
     from magnitude.config.load import Loaded
 
 
@@ -22,13 +24,25 @@ def serve(
     listen: ListenOption = None,
 ) -> None:
     """Run the service in the foreground until it is told to stop."""
+    import os
+
+    from magnitude.intake.turn_away import turning_away
+    from magnitude.supervise.inherited import take_inherited
+
+    # Looked up in a copy of the variables: the service itself takes them.
+    inherited = take_inherited(dict(os.environ))
+    with turning_away([given.fd for given in inherited if given.is_socket]):
+        _serve(config, with_listen(overrides, listen))
+
+
+def _serve(config: Path | None, overrides: list[str]) -> None:
     import logging
 
     from magnitude import log
     from magnitude.service_loop import run_service
 
     def read() -> Loaded:
-        return read_configuration(config, with_listen(overrides, listen))
+        return read_configuration(config, overrides)
 
     loaded = read()
     log.setup(loaded.settings.log)

@@ -36,6 +36,7 @@ from magnitude.feedback.bundles import (
 )
 from magnitude.feedback.run_series import RunFigures
 from magnitude.feedback.situation import Situation
+from magnitude.governor.memory_state import MemoryState
 from magnitude.persist import write_atomic
 from magnitude.supervise.loss import EngineLoss
 
@@ -70,6 +71,7 @@ class Surroundings(msgspec.Struct, frozen=True, kw_only=True):
     last_lines: Callable[[], Sequence[str]]
     figures: Callable[[], list[RunFigures]]
     versions: Callable[[], dict[str, str]]
+    memory: Callable[[], MemoryState]
     headroom_bytes: Callable[[], int | None]
     step_deadline_s: float
 
@@ -103,8 +105,7 @@ class FailureLog:
                 open_requests=heartbeat.open_requests,
                 busy_s=heartbeat.busy_s,
                 rss_bytes=heartbeat.rss_bytes,
-                # Of an idle engine nobody will want to know, and an idle board is left alone.
-                headroom_bytes=self._surroundings.headroom_bytes() if heartbeat.open_requests else None,
+                headroom_bytes=self._surroundings.headroom_bytes(),
             )
         )
 
@@ -139,6 +140,7 @@ class FailureLog:
             requests=requests,
             models=list(around.models()),
             situation=around.situation(),
+            memory=around.memory(),
             step_deadline_s=around.step_deadline_s,
             series=beats,
             last_runs=runs,

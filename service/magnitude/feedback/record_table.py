@@ -46,6 +46,7 @@ _SITUATION_COLUMNS = (
     "engine_rss_bytes",
     "memory_headroom_bytes",
     "memory_limit_bytes",
+    "memory_step",
     "temperature_c",
 )
 _COLUMNS = ("wall_s", "at_s", "boot", "plan", *_TASK_COLUMNS, *_SITUATION_COLUMNS)
@@ -83,6 +84,7 @@ STEPS: tuple[tuple[str, ...], ...] = (
             engine_rss_bytes INTEGER,
             memory_headroom_bytes INTEGER,
             memory_limit_bytes INTEGER,
+            memory_step TEXT NOT NULL,
             temperature_c REAL
         )""",
         # Failures are few and asked for alone; an index over all rows would double what each task writes.
