@@ -14,6 +14,7 @@ from magnitude.errors import (
     BudgetExceeded,
     DeadlineExceeded,
     EngineNotReady,
+    MemoryPressure,
     ModelError,
     ModelNotFound,
     Overloaded,
