@@ -9,10 +9,10 @@ from magnitude.config import Settings
 from magnitude.errors import BudgetExceeded
 from magnitude.models.description import DecoderShape, EncoderShape, ModelDescription
 from magnitude.policy.selection import Selection
-from magnitude.policy.strategy import BoardFacts
+from magnitude.policy.strategy import BoardFacts, Strategy
 from magnitude.schedule.model_switch import need_of
 from magnitude.schedule.plan import ModelPlan
-from magnitude.schedule.planning import plan_models, residency_of
+from magnitude.schedule.planning import kept_context, plan_models, residency_of
 from magnitude.schedule.residency import EngineUp, Load, Loaded, Wanted
 
 MB = 1_000_000
@@ -95,3 +95,25 @@ def test_whatever_has_a_plan_is_loaded_when_it_is_asked_for(tmp_path: Path, free
         now_s += 100.0
     assert set(left_out) | {plan.description.name for plan in plans} == {"chat", "e", "second", "third"}
     close(plans)
+
+
+@pytest.mark.parametrize(
+    ("fitted", "before", "context"),
+    [
+        (7190, 7100, 7100),  # a little more is free than last time
+        (7190, 7300, 7300),  # a little less
+        (7190, 5000, 7190),  # much more
+        (7190, 8000, 7190),  # much less
+        (8192, 8000, 8192),  # the configuration decides, not the memory
+        (8100, 8300, 8100),  # longer than is wanted now
+        (7190, 0, 7190),
+    ],
+)
+def test_a_context_that_the_memory_decides_stays_as_it_was_when_it_can(
+    fitted: int, before: int, context: int
+) -> None:
+    def strategy(context_length: int) -> Strategy:
+        return Strategy(threads=1, prefill_chunk=8, slots=4, context_length=context_length, kv_type="float32")
+
+    kept = kept_context(strategy(fitted), strategy(8192), before)
+    assert kept == strategy(context)
