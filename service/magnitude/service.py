@@ -125,7 +125,7 @@ class Service:
             load=lambda: (self.dispatcher.waiting, self.dispatcher.running),
             plan=self._facts_of,
             models=lambda: [served_as(plan) for plan in self.dispatcher.plans()],
-            memory=lambda: effective_memory(roots),
+            memory=lambda: self.memory,
             last_lines=lambda: self.supervisor.last_lines,
             step_deadline_s=settings.engine.step_deadline_s,
         )

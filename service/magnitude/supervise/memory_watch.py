@@ -183,6 +183,15 @@ class MemoryWatch:
             for effect in self.governor.apply(self._sight, self._clock()):
                 self._carry_out(effect)
 
+    @property
+    def sight(self) -> MemorySight:
+        """What was seen last."""
+        return self._sight
+
+    @property
+    def step(self) -> Step:
+        return self.governor.step
+
     def state(self) -> MemoryState:
         """What was seen last, and what was done about it."""
         sight, reading, now_s = self._sight, self._reading, self._clock()
