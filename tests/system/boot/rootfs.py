@@ -138,7 +138,12 @@ def _make_root(root: Path, base: Path) -> None:
 
 
 def _install_units(root: Path) -> None:
-    in_root(root, "magnitude", "install-units")
+    """Until the package brings its units: one that is just enough to serve."""
+    unit = ["[Service]", "User=magnitude", "StateDirectory=magnitude", "RuntimeDirectory=magnitude"]
+    unit += ["ExecStart=/usr/local/bin/magnitude serve", "[Install]", "WantedBy=multi-user.target", ""]
+    (root / "etc/systemd/system/magnitude.service").write_text("\n".join(unit))
+    in_root(root, "useradd", "--system", "--home-dir", "/var/lib/magnitude", "magnitude")
+    in_root(root, "systemctl", "enable", "magnitude.service")
 
 
 def _write_tiny_model(folder: Path) -> None:
