@@ -33,6 +33,7 @@ COMMAND_S = 120.0
 POWER_OFF_S = 120.0
 
 _numbers = itertools.count(1)
+_running: list[Container] = []
 
 
 class BootFailed(Exception):
@@ -71,6 +72,11 @@ def until(fact: Callable[[], object], *, within_s: float, what: str) -> None:
         time.sleep(0.05)
 
 
+def running() -> list[Container]:
+    """The systems that are booted now."""
+    return list(_running)
+
+
 class Container:
     """One booted system, from `with` to the end of its block. `options` go to systemd-nspawn as they are; `prepare`
     gets the container's root folder before it boots."""
@@ -95,7 +101,7 @@ class Container:
         try:
             self._start()
             until(self._booted, within_s=BOOT_S, what="the container boots")
-            self.run("systemctl", "is-system-running", "--wait", check=False)
+            _running.append(self)
         except BaseException as error:
             self.close()
             if isinstance(error, AssertionError):
@@ -156,6 +162,8 @@ class Container:
 
     def close(self) -> None:
         """Power off, wait for the end, and leave nothing behind."""
+        if self in _running:
+            _running.remove(self)
         try:
             if self._process is not None:
                 self._power_off(self._process)
