@@ -29,7 +29,7 @@ CHECKOUT = Path(__file__).resolve().parents[3]
 # Where the package lies inside a root: a virtual environment, as an administrator would make one.
 PREFIX = "/opt/magnitude"
 MODELS = "/var/lib/magnitude/models"
-PACKAGES = ("systemd", "systemd-sysv", "dbus", "udev", "python3", "python3-venv")
+PACKAGES = ("systemd", "systemd-sysv", "dbus", "udev", "procps", "python3", "python3-venv")
 TINY = "tests/golden/genai_tiny_llama"
 # What goes into the wheel, and therefore into its key.
 SOURCES = ("pyproject.toml", "README.md", "LICENSE", "service", "systemd")
