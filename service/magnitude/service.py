@@ -13,6 +13,7 @@ import logging
 import os
 import signal
 from collections.abc import MutableMapping, Sequence
+from functools import partial
 from pathlib import Path
 
 import psutil
@@ -44,6 +45,8 @@ from magnitude.schedule.plan import ModelPlan
 from magnitude.schedule.planning import plan_models, residency_of
 from magnitude.schedule.slot_files import SlotFiles
 from magnitude.schedule.throughput import Throughput
+from magnitude.supervise.cgroup_leaf import EngineCgroup, enter_leaf
+from magnitude.supervise.engine_process import EngineProcess
 from magnitude.supervise.lifecycle import EngineLifecycle, LoadFailed, ModelsReady
 from magnitude.supervise.supervisor import EngineSupervisor
 from magnitude.text.catalogue import TextCatalogue
@@ -64,7 +67,14 @@ ENGINE = "engine"
 class Service:
     """One running service: the engine's supervisor and the dispatcher in front of it."""
 
-    def __init__(self, settings: Settings, paths: Paths, *, roots: HostRoots | None = None) -> None:
+    def __init__(
+        self,
+        settings: Settings,
+        paths: Paths,
+        *,
+        roots: HostRoots | None = None,
+        engine_cgroup: EngineCgroup | None = None,
+    ) -> None:
         self.settings = settings
         self.feedback = Feedback()
         self._golden = GoldenGate(paths.state)
@@ -89,6 +99,7 @@ class Service:
             on_up=self._on_up,
             on_down=self._on_down,
             on_failed=self._on_failed,
+            spawn=partial(EngineProcess.spawn, place=(engine_cgroup or EngineCgroup()).add),
         )
         self.dispatcher = Dispatcher(
             plans,
@@ -205,9 +216,11 @@ async def _say_farewell(dispatcher: Dispatcher, stop: asyncio.Event) -> None:
     )
 
 
-async def _serve(settings: Settings, paths: Paths, environ: MutableMapping[str, str]) -> None:
+async def _serve(
+    settings: Settings, paths: Paths, environ: MutableMapping[str, str], engine_cgroup: EngineCgroup
+) -> None:
     sockets = open_sockets(settings.server, environ, run_folder=paths.run)
-    service = Service(settings, paths)
+    service = Service(settings, paths, engine_cgroup=engine_cgroup)
     stop = asyncio.Event()
     loop = asyncio.get_running_loop()
     for number in (signal.SIGTERM, signal.SIGINT):
@@ -260,4 +273,4 @@ def run_service(settings: Settings, *, environ: MutableMapping[str, str] | None 
     environ = os.environ if environ is None else environ
     paths = find_paths(environ)
     prepare_state_folder(paths.state)
-    asyncio.run(_serve(settings, paths, environ))
+    asyncio.run(_serve(settings, paths, environ, enter_leaf()))

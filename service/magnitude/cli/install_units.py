@@ -44,7 +44,6 @@ def install_units(  # noqa: PLR0917
     remove: Annotated[bool, typer.Option("--remove", help="Stop the service and take the units away.")] = False,
 ) -> None:
     """Put the systemd units of this installation in place, or take them away."""
-    from magnitude.errors import ConfigError
     from magnitude.units import host
     from magnitude.units.layout import Installation, plan
     from magnitude.units.place import place
@@ -52,11 +51,8 @@ def install_units(  # noqa: PLR0917
 
     root = root.absolute()
     here = root == Path("/")
-    if here and not dry_run and os.geteuid() != 0:
-        raise ConfigError(
-            "Only root can install units on this machine",
-            hint="Use sudo with the full path, or --root DIR to look at the files, or --dry-run.",
-        )
+    if not dry_run:
+        host.require_root(root, os.geteuid())
     if remove:
         _remove(root, prefix, dry_run=dry_run)
         return

@@ -73,8 +73,10 @@ class EngineProcess:
         *,
         environ: Mapping[str, str] | None = None,
         command: tuple[str, ...] = (sys.executable, "-m", "magnitude.engine"),
+        place: Callable[[int], object] | None = None,
     ) -> EngineProcess:
-        """Start `command` with one end of a new socketpair. Raises `OSError` when the system refuses."""
+        """Start `command` with one end of a new socketpair. Raises `OSError` when the system refuses. `place` gets
+        the new process's id at once, before it takes memory worth counting."""
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_STREAM)
         try:
             process = await asyncio.create_subprocess_exec(
@@ -93,6 +95,8 @@ class EngineProcess:
             raise
         finally:
             theirs.close()
+        if place is not None:
+            place(process.pid)
         return cls(process, ours, on_exit)
 
     def kill(self) -> None:

@@ -62,6 +62,15 @@ def _version_below(root: Path) -> int | None:
     return None
 
 
+def require_root(root: Path, uid: int) -> None:
+    """Raises `ConfigError` unless the user `uid` may change the system below `root`."""
+    if root == Path("/") and uid != 0:
+        raise ConfigError(
+            "Only root can install units on this machine",
+            hint="Use sudo with the full path of this command, --root DIR to look at the files, or --dry-run.",
+        )
+
+
 def is_booted(root: Path = Path("/")) -> bool:
     """Whether systemd is the init system of this machine."""
     return root == Path("/") and (root / BOOTED).is_dir()
