@@ -87,8 +87,9 @@ class Board(Container):
             return state
 
     def ready(self) -> bool:
+        """Whether it serves, and systemd knows."""
         with contextlib.suppress(httpx.TransportError), self.client(UNIX_SOCKET, timeout_s=5) as client:
-            return client.get("/readyz").status_code == 200
+            return client.get("/readyz").status_code == 200 and self.show(SERVICE, "ActiveState") == "active"
         return False
 
     def wait_ready(self) -> None:

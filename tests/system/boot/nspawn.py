@@ -103,9 +103,10 @@ class Container:
             until(self._booted, within_s=BOOT_S, what="the container boots")
             _running.append(self)
         except BaseException as error:
+            console = self.console
             self.close()
             if isinstance(error, AssertionError):
-                raise BootFailed(f"{error}\n{self.console[-3000:]}") from error
+                raise BootFailed(f"{error}\n{console[-3000:]}") from error
             raise
         return self
 
@@ -170,6 +171,7 @@ class Container:
         finally:
             until(self._removed, within_s=10, what=f"the cgroups {self.name} empty")
             shutil.rmtree(self.folder, ignore_errors=True)
+            self._console.unlink(missing_ok=True)
 
     @property
     def _console(self) -> Path:
@@ -182,6 +184,7 @@ class Container:
         return ["nsenter", "-t", str(self.leader), *namespaces, "--", "env", "-i", *environ, "SYSTEMD_COLORS=0"]
 
     def _start(self) -> None:
+        self._sweep()
         upper, work, merged = (self.folder / name for name in ("upper", "work", "merged"))
         for folder in (upper, work, merged, *self._cgroups):
             folder.mkdir(parents=True)
@@ -239,10 +242,26 @@ class Container:
 
     def _removed(self) -> bool:
         for cgroup in self._cgroups:
-            for folder, _, _ in os.walk(cgroup, topdown=False):
-                with contextlib.suppress(OSError):
-                    Path(folder).rmdir()
+            _remove_groups(cgroup)
         return not any(cgroup.exists() for cgroup in self._cgroups)
+
+    def _sweep(self) -> None:
+        """Remove what a test run that was killed has left. Its systems have powered themselves off."""
+        for place in (*(cgroup.parent for cgroup in self._cgroups), self.folder.parent):
+            for left in place.glob("magnitude-*-*"):
+                if Path(f"/proc/{left.name.split('-')[1]}").exists():
+                    continue
+                if place == self.folder.parent:
+                    shutil.rmtree(left) if left.is_dir() else left.unlink()
+                else:
+                    _remove_groups(left)
+
+
+def _remove_groups(cgroup: Path) -> None:
+    """Remove a tree of control groups as far as no process is in it."""
+    for folder, _, _ in os.walk(cgroup, topdown=False):
+        with contextlib.suppress(OSError):
+            Path(folder).rmdir()
 
 
 def _descendants(pid: int) -> Iterator[int]:

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from booted_board import STATE, Board
+from booted_board import SERVICE, STATE, Board
 from nspawn import until
 
 pytestmark = pytest.mark.system
@@ -71,7 +71,11 @@ def board(root: Path, sysfs: Path) -> Iterator[Board]:
         (upper / "probe.py").write_text(PROBE)
 
     unit = "[Service]\nExecStartPost=/opt/magnitude/bin/python /probe.py\n"
-    with Board(root, unit=unit, options=[f"--bind={sysfs}:{CPUS}"], prepare=write_probe) as board:
+    with Board(root, unit=unit, options=[f"--bind={sysfs}:/mnt/cpus"], prepare=write_probe) as board:
+        board.wait_ready()
+        # Now, because nspawn mounts a /sys of its own over what it is given there.
+        board.run("mount", "--bind", "/mnt/cpus", CPUS)
+        board.run("systemctl", "restart", SERVICE)
         board.wait_ready()
         yield board
 
