@@ -252,7 +252,7 @@ class Container:
                 if Path(f"/proc/{left.name.split('-')[1]}").exists():
                     continue
                 if place == self.folder.parent:
-                    shutil.rmtree(left) if left.is_dir() else left.unlink()
+                    shutil.rmtree(left, ignore_errors=True) if left.is_dir() else left.unlink(missing_ok=True)
                 else:
                     _remove_groups(left)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -30,27 +31,29 @@ def install(board: Board, wheel: str) -> None:
     board.wait_ready()
 
 
-def test_state_survives_an_upgrade_and_the_way_back(oldest_root: Path, tmp_path: Path) -> None:
+def test_state_survives_an_upgrade_and_the_way_back(
+    boot: Callable[..., Board], oldest_root: Path, tmp_path: Path
+) -> None:
     older = rootfs.build_wheel(tmp_path / "older")
     newer = rootfs.build_wheel(tmp_path / "newer", version=NEWER, edit=raise_the_schema)
     binds = [f"--bind-ro={wheel.parent}:/mnt/{wheel.parent.name}" for wheel in (older, newer)]
-    with Board(oldest_root, options=binds) as board:
-        board.wait_ready()
-        version, expected = board.state()["version"], board.complete()
-        written = board.path(MEASURED).read_text()
+    board = boot(oldest_root, options=binds)
+    board.wait_ready()
+    version, expected = board.state()["version"], board.complete()
+    written = board.path(MEASURED).read_text()
 
-        install(board, f"/mnt/newer/{newer.name}")
-        assert board.state()["version"] == NEWER
-        assert board.complete() == expected
-        assert written in kept(board), "the upgrade destroyed what the older version had written"
-        newly_written = board.path(MEASURED).read_text()
-        assert newly_written != written
+    install(board, f"/mnt/newer/{newer.name}")
+    assert board.state()["version"] == NEWER
+    assert board.complete() == expected
+    assert written in kept(board), "the upgrade destroyed what the older version had written"
+    newly_written = board.path(MEASURED).read_text()
+    assert newly_written != written
 
-        install(board, f"/mnt/older/{older.name}")
-        assert board.state()["version"] == version
-        assert board.complete() == expected
-        assert board.path(MEASURED).read_text() == written, "the older version did not find its own state again"
-        assert newly_written in kept(board), "the downgrade destroyed what the newer version had written"
+    install(board, f"/mnt/older/{older.name}")
+    assert board.state()["version"] == version
+    assert board.complete() == expected
+    assert board.path(MEASURED).read_text() == written, "the older version did not find its own state again"
+    assert newly_written in kept(board), "the downgrade destroyed what the newer version had written"
 
 
 def kept(board: Board) -> list[str]:

@@ -52,6 +52,7 @@ write("{STATE}/probe.json", json.dumps(found))
 def sysfs(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The host's CPUs, which programs read, with a frequency policy that a guest does not have."""
     folder = tmp_path_factory.mktemp("cpu")
+    folder.chmod(0o755)
     for name in ("online", "possible", "present"):
         (folder / name).write_text(Path(CPUS, name).read_text())
     for policy in ("policy0", "policy4"):
