@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import contextlib
 import json
+import os
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Self
 
@@ -18,7 +19,6 @@ SERVICE, SOCKET = "magnitude.service", "magnitude.socket"
 UNIX_SOCKET = "/run/magnitude/magnitude.sock"
 CONFIG = "/etc/magnitude/magnitude.yaml"
 STATE = "/var/lib/magnitude"
-SITE_PACKAGES = f"{rootfs.PREFIX}/lib/python3.*/site-packages"
 TINY = {"model": "tiny", "prompt": [3, 7, 11], "max_tokens": 8, "temperature": 0}
 CHAT = "smollm2-135m-instruct"
 # Ten times what a start of the embedded chat model takes on a machine that does nothing else.
@@ -29,7 +29,8 @@ PLAIN = {"engine": {"speculation": "off"}}
 
 class Board(Container):
     """A container whose service is enabled. `settings` are its configuration; `unit` is put into a drop-in of the
-    service; `models` are folders on the host that are served besides the tiny model."""
+    service; `models` are folders on the host that are served besides the tiny model; `files` are there before it
+    boots."""
 
     def __init__(
         self,
@@ -38,21 +39,19 @@ class Board(Container):
         settings: dict[str, Any] | None = None,
         unit: str = "",
         models: Sequence[Path] = (),
+        files: Mapping[str, str] | None = None,
         options: Sequence[str] = (),
-        prepare: Callable[[Path], None] | None = None,
     ) -> None:
         binds = [f"--bind-ro={model.resolve()}:{rootfs.MODELS}/{model.name}" for model in models]
 
         def write(upper: Path) -> None:
-            inside = {CONFIG: yaml.safe_dump(PLAIN | (settings or {}))}
+            inside = {CONFIG: yaml.safe_dump(PLAIN | (settings or {})), **(files or {})}
             if unit:
                 inside[f"/etc/systemd/system/{SERVICE}.d/90-test.conf"] = unit
             for name, text in inside.items():
                 path = upper / name.lstrip("/")
                 _make_folder(root, upper, path.parent)
                 path.write_text(text)
-            if prepare:
-                prepare(upper)
 
         super().__init__(root, options=[*binds, *options], prepare=write)
 
@@ -176,15 +175,9 @@ def _make_folder(root: Path, upper: Path, folder: Path) -> None:
             part.mkdir()
             below = root / part.relative_to(upper)
             if below.exists():
-                _same_owner(below, part)
-
-
-def _same_owner(of: Path, to: Path) -> None:
-    import os
-
-    stat = of.stat()
-    os.chown(to, stat.st_uid, stat.st_gid)
-    to.chmod(stat.st_mode & 0o7777)
+                stat = below.stat()
+                os.chown(part, stat.st_uid, stat.st_gid)
+                part.chmod(stat.st_mode & 0o7777)
 
 
 def lines_of(text: str, *words: str) -> Iterator[str]:

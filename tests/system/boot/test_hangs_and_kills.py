@@ -10,6 +10,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+import rootfs
 from booted_board import SERVICE, Board, lines_of
 from nspawn import until
 
@@ -21,13 +22,15 @@ UNIT = f"[Service]\nWatchdogSec={WATCHDOG_S}s\nTimeoutAbortSec=3s\n"
 SETTINGS = {"engine": {"speculation": "off", "step_deadline_s": f"{STEP_DEADLINE_S}s"}}
 QUESTION = "Write a long story about a lighthouse keeper."
 LENGTH = {"max_tokens": 80, "logit_bias": {"0": -100, "2": -100}}
-# On SIGUSR2 the thread of the event loop sleeps; all other threads of the process go on.
-BLOCKS_ON_SIGNAL = "import signal, time\nsignal.signal(signal.SIGUSR2, lambda *_: time.sleep(3600))\n"
+# A line that Python runs when it starts: on SIGUSR2 the thread of the event loop sleeps, all others go on.
+BLOCKS_ON_SIGNAL = "import signal, time; signal.signal(signal.SIGUSR2, lambda *_: time.sleep(3600))\n"
 
 
 @pytest.fixture(scope="module")
 def board(oldest_root: Path, chat_model: Path) -> Iterator[Board]:
-    with Board(oldest_root, settings=SETTINGS, unit=UNIT, models=[chat_model]) as board:
+    packages = f"{rootfs.PREFIX}/lib/python{rootfs.python_of(oldest_root)}/site-packages"
+    files = {f"{packages}/blocks_on_signal.pth": BLOCKS_ON_SIGNAL}
+    with Board(oldest_root, settings=SETTINGS, unit=UNIT, models=[chat_model], files=files) as board:
         board.wait_ready()
         yield board
 

@@ -68,11 +68,8 @@ def sysfs(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def board(root: Path, sysfs: Path) -> Iterator[Board]:
-    def write_probe(upper: Path) -> None:
-        (upper / "probe.py").write_text(PROBE)
-
     unit = "[Service]\nExecStartPost=/opt/magnitude/bin/python /probe.py\n"
-    with Board(root, unit=unit, options=[f"--bind={sysfs}:/mnt/cpus"], prepare=write_probe) as board:
+    with Board(root, unit=unit, options=[f"--bind={sysfs}:/mnt/cpus"], files={"/probe.py": PROBE}) as board:
         board.wait_ready()
         # Now, because nspawn mounts a /sys of its own over what it is given there.
         board.run("mount", "--bind", "/mnt/cpus", CPUS)
