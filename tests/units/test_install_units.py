@@ -7,7 +7,7 @@ from typer.testing import CliRunner
 
 from magnitude.cli.main import app, find_verbs
 from magnitude.errors import ConfigError, MagnitudeError
-from magnitude.units.host import lies_in_home, parse_version, require_root, systemd_version
+from magnitude.units.host import RootNeeded, lies_in_home, parse_version, require_root, systemd_version
 from magnitude.units.shipped import UnitsMissing, shipped_folder
 
 UNITS = "usr/local/lib/systemd/system"
@@ -81,7 +81,7 @@ def test_a_dry_run_needs_no_root_and_writes_nothing(tmp_path: Path) -> None:
 def test_a_person_who_is_not_root_is_told_so(tmp_path: Path) -> None:
     require_root(tmp_path, uid=1000)
     require_root(Path("/"), uid=0)
-    with pytest.raises(ConfigError) as error:
+    with pytest.raises(RootNeeded) as error:
         require_root(Path("/"), uid=1000)
     assert "root" in error.value.message
     assert "sudo" in error.value.hint

@@ -25,6 +25,8 @@ ORDER = (
     "serve",
     "run",
     "ps",
+    "reload",
+    "recycle",
     "kv",
     "list",
     "show",

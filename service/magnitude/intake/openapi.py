@@ -78,6 +78,9 @@ def openapi_document() -> dict[str, Any]:
             "/version": _get("Name and version"),
             "/metrics": _get("Numbers for Prometheus"),
             "/v1/magnitude/state": _get("What runs, how, and with which figures"),
+            "/v1/magnitude/reload": {
+                "post": {"summary": "Read the configuration again", "responses": _responses()},
+            },
             "/v1/magnitude/pipeline": _post(
                 "Choose documents and answer from them", pipeline, ["query", "documents"], headers=_ALL_TERMS
             ),
@@ -94,6 +97,7 @@ def openapi_document() -> dict[str, Any]:
                     "responses": _responses(),
                 },
             },
+            "/v1/magnitude/recycle": _post("Replace the engine", {"reason": _TEXT}, []),
             "/openapi.json": _get("This description"),
             "/v2": _get("Open Inference Protocol: the server"),
             "/v2/health/live": _get("Is the service alive"),

@@ -12,7 +12,7 @@ from collections.abc import Awaitable, Callable, Sequence
 
 from magnitude.engine.encoder_buckets import check_embed
 from magnitude.engine.protocol import Embed, Vectors
-from magnitude.errors import EngineError, EngineGone, EngineNotReady, Overloaded
+from magnitude.errors import EngineError, EngineNotReady, Overloaded
 from magnitude.models.description import ModelDescription
 from magnitude.schedule.encode_batching import (
     BatchDone,
@@ -74,6 +74,10 @@ class EncodeGate:
         self._batches: dict[int, asyncio.Future[Vectors]] = {}
         self._error: Exception = EngineError("no batch has failed")  # what the last batch failed with
         self._timer: asyncio.TimerHandle | None = None
+
+    def tune(self, limits: EncodeLimits) -> None:
+        """Limits that count from the next batch on."""
+        self._batching.tune(limits)
 
     @property
     def waiting(self) -> int:
@@ -180,8 +184,8 @@ class EncodeGate:
             event = BatchFailed(batch.batch_id, retry_alone=False)
         except Exception as error:
             self._error = error
-            # A lost engine says nothing about the texts, and it would be lost once a request.
-            lost = isinstance(error, EngineGone | EngineNotReady | Overloaded)
+            # An engine that does not come says nothing about the texts, and would not come once a request.
+            lost = isinstance(error, EngineNotReady | Overloaded)
             event = BatchFailed(batch.batch_id, retry_alone=not lost)
         self._apply(event)
 
