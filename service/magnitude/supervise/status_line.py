@@ -59,6 +59,10 @@ def due(sent: str, sent_s: float | None, line: str, now_s: float) -> bool:
     return line != sent and (sent_s is None or now_s - sent_s >= MIN_INTERVAL_S)
 
 
+# A rate over less time than looks are apart would say nothing.
+LEAST_RATE_S = 0.1
+
+
 class TokenRate:
     """Tokens a second of late, from a count that goes up. Looked at about once a second."""
 
@@ -74,7 +78,8 @@ class TokenRate:
         while len(seen) > 2 and now_s - seen[1][0] >= RATE_WINDOW_S:
             seen.popleft()
         since_s, before = seen[0]
-        return (tokens - before) / (now_s - since_s) if tokens > before and now_s > since_s else None
+        over_s = now_s - since_s
+        return (tokens - before) / over_s if tokens > before and over_s >= LEAST_RATE_S else None
 
 
 def _join(parts: list[str]) -> str:
