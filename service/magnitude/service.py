@@ -31,6 +31,7 @@ from magnitude.schedule.dispatcher import Dispatcher
 from magnitude.schedule.fresh_engine import FreshEngine
 from magnitude.schedule.golden_gate import GoldenGate
 from magnitude.schedule.loading import ModelLoader, load_deadline_s
+from magnitude.schedule.memory_relief import MemoryRelief
 from magnitude.schedule.model_switch import ModelSwitch
 from magnitude.schedule.plan import ModelPlan
 from magnitude.schedule.planning import plan_models, residency_of
@@ -39,9 +40,10 @@ from magnitude.schedule.throughput import Throughput
 from magnitude.schedule.warm_up import warm_up
 from magnitude.supervise.cgroup_leaf import EngineCgroup
 from magnitude.supervise.engine_process import EngineProcess
-from magnitude.supervise.exit_status import EXIT_ENGINE_BUDGET_SPENT
+from magnitude.supervise.exit_status import EXIT_ENGINE_BUDGET_SPENT, EXIT_MEMORY
 from magnitude.supervise.lifecycle import EngineLifecycle, LoadFailed, ModelsReady
 from magnitude.supervise.loss import EngineLoss
+from magnitude.supervise.memory_watch import EngineFigures, MemoryWatch
 from magnitude.supervise.stopping import Stopping
 from magnitude.supervise.supervisor import EngineSupervisor
 from magnitude.text.catalogue import TextCatalogue
@@ -120,6 +122,17 @@ class Service:
             loading=self.supervisor.model_loads,
         )
         self.dispatcher.use(self.switch)
+        self.relief = MemoryRelief(
+            self.dispatcher,
+            self.switch,
+            free_bytes=free_bytes,
+            draft_bytes=draft_bytes(draft, settings.engine),
+            drop_caches=self.texts.trim,
+            engine=self.supervisor,
+            restart=lambda reason: self.request_exit(EXIT_MEMORY, reason),
+        )
+        self.memory = MemoryWatch(settings.memory, self.relief, engine=self._engine_figures, roots=roots)
+        self.dispatcher.memory_state = self.memory.state
 
     def _allowance(self, free_bytes: int) -> MayUse:
         """What the engine may draw from the board's one account of cores and memory. It is the only engine so far and
@@ -128,6 +141,16 @@ class Service:
         wanted = Want(ENGINE, threads=self._cpu.threads, memory_bytes=free_bytes)
         granted = [effect for effect in self.arbiter.apply(wanted) if isinstance(effect, MayUse)]
         return granted[0] if granted else MayUse(ENGINE, threads=1, memory_bytes=0)
+
+    def _engine_figures(self) -> EngineFigures:
+        beat = self.supervisor.heartbeat
+        return EngineFigures(
+            pid=self.supervisor.pid,
+            spare_pid=self.supervisor.spare_pid,
+            planned_bytes=self.relief.engine_bytes(),
+            runs=beat.steps if beat else None,
+            busy=bool(self.dispatcher.running or self.dispatcher.waiting),
+        )
 
     def loaded_at_start(self) -> list[ModelDescription]:
         return [plan.description for plan in self._start]
@@ -142,6 +165,7 @@ class Service:
             kv_bytes=self.dispatcher.kv_resident_bytes,
             run_pool=lambda: supervisor.heartbeat.run_pool if supervisor.heartbeat else PoolUse(),
         )
+        metrics.watch_memory_steps(self.memory.state)
         metrics.watch_runs(self.feedback.runs.figures)
         metrics.watch_load(
             running=lambda: self.dispatcher.running,
@@ -153,6 +177,7 @@ class Service:
     async def stop(self) -> None:
         """End the engine and give the KV memory back."""
         await self.supervisor.stop()
+        await self.relief.close()
         await self.switch.close()
         await self.dispatcher.close()
 

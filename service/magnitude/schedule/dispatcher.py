@@ -21,6 +21,7 @@ from magnitude.engine.client import EngineLink
 from magnitude.engine.protocol import Failed, Finished, PrefillProgress, Tensor, TensorInfo, ToService
 from magnitude.errors import EngineNotReady, MagnitudeError, Quarantined
 from magnitude.feedback.records import Feedback, TaskRecord
+from magnitude.governor.memory_state import MemoryState
 from magnitude.models.description import ModelDescription
 from magnitude.schedule.admission import Admission
 from magnitude.schedule.arrivals import Arrivals
@@ -56,6 +57,7 @@ from magnitude.schedule.inference import (
     ServiceState,
     VectorsResult,
 )
+from magnitude.schedule.long_prompts import LongPrompts
 from magnitude.schedule.open_generation import OpenGeneration
 from magnitude.schedule.open_tasks import OpenTask, fingerprint
 from magnitude.schedule.plan import ModelPlan
@@ -135,7 +137,9 @@ class Dispatcher:
         self._clock = clock
         self._started_s = clock()
         self._ids = itertools.count(1)
+        self.memory_state: Callable[[], MemoryState] = MemoryState  # as others see it
         self._compute_slots: dict[str, int] = {}
+        self.long_prompts = LongPrompts()
         self._quarantine = Quarantine()
         self._suspects: dict[int, Progress] = {}  # how far they were when their engine was lost
         self._on_loss = on_loss
@@ -225,6 +229,22 @@ class Dispatcher:
             task.withdraw()
         self._arrivals.refuse(model, error)
 
+    # --- when memory is short ---
+
+    def trim(self) -> None:
+        """Have the engine give back what it does not need."""
+        self._execution.trim(self.next_id())
+
+    def shed(self, error: MagnitudeError) -> None:
+        """Fail all that waits, and all that runs but for the generation that has run longest."""
+        running = [task for task in self._open.values() if not waits(task)]
+        kept = next((task for task in running if isinstance(task, OpenGeneration)), None)
+        for task in [task for task in self._open.values() if task is not kept]:
+            task.fail(copy.copy(error))
+            task.withdraw()
+        for model in self._arrivals.models():
+            self._arrivals.refuse(model, error)
+
     # --- settings that may change while it runs ---
 
     def tune(self, *, aliases: Mapping[str, str], max_queue: int, schedule: ScheduleSettings, kv: KvSettings) -> None:
@@ -272,6 +292,7 @@ class Dispatcher:
         adapter = self.models_served.resolve(task.model)[1]
         task = msgspec.structs.replace(task, model=plan.description.name, adapter=adapter)
         known = self.conversations.known(plan, task)
+        self.long_prompts.check(len(task.prompt) - known.tokens)
         generation = OpenGeneration(
             self.next_id(),
             task,
@@ -389,7 +410,13 @@ class Dispatcher:
     def state(self) -> ServiceState:
         residency = {name: self._residency(plan) for name, plan in self.models_served.by_name.items()}
         return state_of(
-            self.plans(), self._engine, self.health(), self._feedback, self.figures(), residency=residency
+            self.plans(),
+            self._engine,
+            self.health(),
+            self._feedback,
+            self.figures(),
+            residency=residency,
+            memory=self.memory_state(),
         )
 
     def figures(self) -> ScheduleFigures:

@@ -21,6 +21,7 @@ from magnitude.engine.protocol import (
 )
 from magnitude.feedback.records import TaskFigures
 from magnitude.feedback.run_series import RunFigures
+from magnitude.governor.memory_state import MemoryState
 from magnitude.models.description import ModelDescription
 from magnitude.schedule.figures import ScheduleFigures
 
@@ -182,6 +183,7 @@ class ServiceState(msgspec.Struct, frozen=True, kw_only=True):
     engine_last_loss: str = ""  # how the last one ended, of whatever kind
     spare_engine_pid: int | None = None
     runs: list[RunFigures] = []  # what graph runs take, by shape
+    memory: MemoryState = MemoryState()
 
 
 class Recycled(msgspec.Struct, frozen=True, kw_only=True):

@@ -10,6 +10,7 @@ import psutil
 from magnitude import __version__
 from magnitude.engine.protocol import Heartbeat
 from magnitude.feedback.records import Feedback
+from magnitude.governor.memory_state import MemoryState
 from magnitude.schedule.figures import ModelFigures, ScheduleFigures
 from magnitude.schedule.inference import ModelState, ServiceHealth, ServiceState
 from magnitude.schedule.plan import ModelPlan
@@ -20,6 +21,8 @@ from magnitude.supervise.lifecycle import MANY_LOSSES, RECENT_S, EngineLifecycle
 if TYPE_CHECKING:
     from magnitude.schedule.conversations import Conversations
     from magnitude.schedule.served_models import ServedModels
+
+NO_MEMORY = MemoryState()  # nobody watches it
 
 
 class EngineView(Protocol):
@@ -84,6 +87,7 @@ def state_of(
     schedule: ScheduleFigures,
     *,
     residency: Mapping[str, State],
+    memory: MemoryState = NO_MEMORY,
 ) -> ServiceState:
     heartbeat = engine.heartbeat
     return ServiceState(
@@ -102,6 +106,7 @@ def state_of(
         figures=feedback.figures(),
         schedule=schedule,
         runs=feedback.runs.figures(),
+        memory=memory,
     )
 
 
