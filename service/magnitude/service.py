@@ -8,6 +8,7 @@ No model runs in this process.
 
 from __future__ import annotations
 
+import asyncio
 import logging
 from functools import partial
 
@@ -18,10 +19,11 @@ from magnitude.board.memory import effective_memory
 from magnitude.board.roots import HostRoots
 from magnitude.config import Settings
 from magnitude.engine.client import EngineLink
-from magnitude.engine.protocol import PoolUse, Steps, Tokens, ToService
+from magnitude.engine.protocol import Heartbeat, PoolUse, Steps, Tokens, ToService
 from magnitude.errors import EngineNotReady, MagnitudeError
 from magnitude.feedback.metrics import Metrics
-from magnitude.feedback.records import Feedback
+from magnitude.feedback.recorder import Recorder
+from magnitude.feedback.situation import PlanFacts
 from magnitude.models.description import ModelDescription
 from magnitude.paths import Paths
 from magnitude.policy.selection import find_draft_model, find_models, select
@@ -34,9 +36,11 @@ from magnitude.schedule.loading import ModelLoader, load_deadline_s
 from magnitude.schedule.memory_relief import MemoryRelief
 from magnitude.schedule.model_switch import ModelSwitch
 from magnitude.schedule.plan import ModelPlan
+from magnitude.schedule.plan_facts import facts_of, served_as
 from magnitude.schedule.planning import plan_models, residency_of
 from magnitude.schedule.slot_files import SlotFiles
 from magnitude.schedule.throughput import Throughput
+from magnitude.schedule.victims import victims_of
 from magnitude.schedule.warm_up import warm_up
 from magnitude.supervise.cgroup_leaf import EngineCgroup
 from magnitude.supervise.engine_process import EngineProcess
@@ -70,7 +74,6 @@ class Service:
         engine_cgroup: EngineCgroup | None = None,
     ) -> None:
         self.settings = settings
-        self.feedback = Feedback()
         self.stopping = Stopping()
         self._golden = GoldenGate(paths.state)
         self._warm: set[str] = set()  # models that have done their first work in this run of the service
@@ -97,9 +100,24 @@ class Service:
             on_down=self._on_down,
             on_failed=self._on_failed,
             spawn=partial(EngineProcess.spawn, place=(engine_cgroup or EngineCgroup()).add),
+            on_beat=self._on_beat,
             on_give_up=lambda reason: self.request_exit(EXIT_ENGINE_BUDGET_SPENT, reason),
             spare_wanted=lambda: effective_memory(roots).headroom_bytes > SPARE_HEADROOM_BYTES,
         )
+        self.recorder = Recorder(
+            paths.state,
+            settings.records,
+            engine=self.supervisor,
+            restarts=lambda: self.supervisor.lifecycle.restarts,
+            load=lambda: (self.dispatcher.waiting, self.dispatcher.running),
+            plan=self._facts_of,
+            models=lambda: [served_as(plan) for plan in self.dispatcher.plans()],
+            memory=lambda: effective_memory(roots),
+            last_lines=lambda: self.supervisor.last_lines,
+            step_deadline_s=settings.engine.step_deadline_s,
+        )
+        self.feedback = self.recorder.feedback
+        self._files = SlotFiles(paths.state / "kv", roots=roots)
         self.dispatcher = Dispatcher(
             plans,
             aliases=settings.models.aliases,
@@ -108,8 +126,10 @@ class Service:
             engine=self.supervisor,
             schedule=settings.schedule,
             kv=settings.kv,
-            files=SlotFiles(paths.state / "kv", roots=roots),
+            files=self._files,
             left_out=left_out,
+            storage_off=self._storage_off,
+            on_loss=lambda loss, tasks, refused: self.recorder.engine_lost(loss, victims_of(tasks, refused)),
         )
         self.loader = ModelLoader(self.dispatcher, self._admit)
         self.switch = ModelSwitch(
@@ -133,6 +153,7 @@ class Service:
         )
         self.memory = MemoryWatch(settings.memory, self.relief, engine=self._engine_figures, roots=roots)
         self.dispatcher.memory_state = self.memory.state
+        self.recorder.start()
 
     def _allowance(self, free_bytes: int) -> MayUse:
         """What the engine may draw from the board's one account of cores and memory. It is the only engine so far and
@@ -180,6 +201,7 @@ class Service:
         await self.relief.close()
         await self.switch.close()
         await self.dispatcher.close()
+        await asyncio.to_thread(self.recorder.stop)
 
     def request_exit(self, status: int, reason: str) -> None:
         """Stop in order and leave with `status`, one of `supervise.exit_status`."""
@@ -217,8 +239,12 @@ class Service:
             self.feedback.generated_tokens += len(message.ids)
         if isinstance(message, Steps):
             self.feedback.runs.add(message)
+            self.recorder.failures.runs(message)
         elif not self.loader.on_message(message):
             self.dispatcher.on_message(message)
+
+    def _on_beat(self, heartbeat: Heartbeat) -> None:
+        self.recorder.failures.beat(heartbeat)
 
     def _on_up(self, link: EngineLink) -> None:
         self.dispatcher.engine_up(link)
@@ -228,10 +254,20 @@ class Service:
         for plan in self._start:
             if plan.description.name not in self._first:
                 self.switch.wanted(plan.description.name)
+        self.recorder.engine_up()
 
     def _on_down(self, loss: EngineLoss) -> None:
         self.switch.engine_down()
         self.dispatcher.engine_down(loss)
+
+    def _facts_of(self, model: str) -> PlanFacts | None:
+        plan = self.dispatcher.models_served.by_name.get(model)
+        return facts_of(plan) if plan is not None else None
+
+    def _storage_off(self) -> list[str]:
+        """What should outlast a restart and is not kept, a reason each."""
+        stores = (self._golden.off, self._throughput.off, self._files.off)
+        return [reason for reason in (*stores, *self.recorder.storage_off()) if reason]
 
     async def _leaving(self, model: str) -> None:
         self.texts.forget(self.dispatcher.model(model))

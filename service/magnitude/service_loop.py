@@ -92,7 +92,7 @@ async def _serve(
     protect_from_oom(roots)
     service = Service(settings, paths, roots=roots, engine_cgroup=engine_cgroup)
     live, metrics, stopping = LiveSettings(settings), service.metrics(), service.stopping
-    app = build_app(service.dispatcher, live, texts=service.texts, metrics=metrics)
+    app = build_app(service.dispatcher, live, texts=service.texts, metrics=metrics, records=service.recorder.store)
     accepting = asyncio.Event()
     teller = Teller(notifier, lambda: look_at(service, accepting), on_failed=_gives_up(notifier, stopping))
     if read is not None:

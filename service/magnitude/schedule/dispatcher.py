@@ -62,6 +62,7 @@ from magnitude.schedule.open_generation import OpenGeneration
 from magnitude.schedule.open_tasks import OpenTask, fingerprint
 from magnitude.schedule.plan import ModelPlan
 from magnitude.schedule.quarantine import Progress, Quarantine
+from magnitude.schedule.refusals import Refusals
 from magnitude.schedule.report import EngineView, figures_of, health_of, state_of
 from magnitude.schedule.residency import State
 from magnitude.schedule.runs import Runs
@@ -82,8 +83,8 @@ RECYCLE_WITHIN_S = 60.0
 
 class Dispatcher:
     """Requests in, results out, over one engine. `plans` is in order: the first decoder is the default. `left_out`
-    says by name why a model has no plan. `on_loss` is told of each engine that was lost, the tasks that it held, and
-    which of them is refused for it.
+    says by name why a model has no plan, `storage_off` why something is not kept. `on_loss` is told of each engine
+    that was lost, the tasks that it held, and which of them is refused for it.
 
     Until `use` names a switch, all models are taken for loaded while the engine is up.
     """
@@ -100,6 +101,7 @@ class Dispatcher:
         kv: KvSettings | None = None,
         files: SlotFiles | None = None,
         left_out: Mapping[str, MagnitudeError] | None = None,
+        storage_off: Callable[[], Sequence[str]] = list,
         on_loss: Callable[[EngineLoss, list[OpenTask], int | None], None] = lambda loss, tasks, refused: None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
@@ -117,6 +119,7 @@ class Dispatcher:
         self._switch: ModelSwitch | None = None
         self._demand = DemandTeller(self.models_served.by_name, self._demands, self._tell_demand)
         self._arrivals = Arrivals(max_queue, self._demand.changed)
+        self._refusals = Refusals(feedback)
         self._runs = Runs(
             self.models_served,
             present=self._present,
@@ -125,6 +128,7 @@ class Dispatcher:
             withdraw=self._withdraw,
             next_id=self.next_id,
             busy=self._generates,
+            refusals=self._refusals,
             settings=schedule,
             max_queue=max_queue,
             clock=clock,
@@ -133,6 +137,7 @@ class Dispatcher:
             max_queue=max_queue, places=self, aging_s=schedule.aging_s, utilisation=schedule.utilisation
         )
         self._feedback = feedback
+        self._storage_off = storage_off
         self._engine = engine
         self._clock = clock
         self._started_s = clock()
@@ -288,7 +293,10 @@ class Dispatcher:
         return plan.signature
 
     async def generate(self, task: GenerationTask) -> OpenGeneration:
-        plan = self.models_served.usable(task.model, ("decoder",), "generate text")
+        with self._refusals.recorded(
+            "generate", task.model, len(task.prompt), task=task.task, request=task.request_key
+        ):
+            plan = self.models_served.usable(task.model, ("decoder",), "generate text")
         adapter = self.models_served.resolve(task.model)[1]
         task = msgspec.structs.replace(task, model=plan.description.name, adapter=adapter)
         known = self.conversations.known(plan, task)
@@ -405,6 +413,7 @@ class Dispatcher:
             waiting=self.waiting,
             running=self.running,
             uptime_s=self._clock() - self._started_s,
+            storage_off=self._storage_off(),
         )
 
     def state(self) -> ServiceState:
@@ -492,10 +501,12 @@ class Dispatcher:
 
     def _submit(self, task: OpenTask, submit: Submit) -> None:
         if self._quarantine.active and self._quarantine.knows(fingerprint(task.first_message()), self._clock()):
-            raise Quarantined(
+            error = Quarantined(
                 "this request has ended the engine before, twice; it is not tried again",
                 hint="Change the request, or try another model; 'magnitude failures' shows what happened",
             )
+            task.fail(error)
+            raise error
         self._open[task.request_id] = task
         refused = self._decide(submit, newcomer=task.request_id)
         if refused is not None:

@@ -134,7 +134,7 @@ class Reservation(msgspec.Struct, frozen=True, kw_only=True):
 
 class ServiceHealth(msgspec.Struct, frozen=True, kw_only=True):
     """`live`: the loop turns. `ready`: every model that should serve can. `reasons`: why not, or what is
-    degraded, in words."""
+    degraded, in words. `persistence` is off while any of what should outlast a restart cannot be written."""
 
     live: bool
     ready: bool
@@ -144,6 +144,7 @@ class ServiceHealth(msgspec.Struct, frozen=True, kw_only=True):
     queue_depth: int
     running: int
     uptime_s: float
+    persistence: Literal["on", "off"] = "on"
 
 
 class ModelState(msgspec.Struct, frozen=True, kw_only=True):
