@@ -47,6 +47,7 @@ def test_a_card_that_turned_read_only_does_not_stop_the_service_and_is_told(boar
 
 
 def told(board: Board) -> bool:
-    return any(
-        word in reason for reason in board.state()["health"]["reasons"] for word in ("storage", "disk", "state")
-    )
+    """Whether health says that something is not kept, and why."""
+    health = board.state()["health"]
+    assert bool(health["reasons"]) == (health["persistence"] == "off"), health
+    return bool(health["persistence"] == "off")
