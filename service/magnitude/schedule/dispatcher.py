@@ -300,10 +300,10 @@ class Dispatcher:
             "generate", task.model, len(task.prompt), task=task.task, request=task.request_key
         ):
             plan = self.models_served.usable(task.model, ("decoder",), "generate text")
-        adapter = self.models_served.resolve(task.model)[1]
-        task = msgspec.structs.replace(task, model=plan.description.name, adapter=adapter)
-        known = self.conversations.known(plan, task)
-        self.long_prompts.check(len(task.prompt) - known.tokens)
+            adapter = self.models_served.resolve(task.model)[1]
+            task = msgspec.structs.replace(task, model=plan.description.name, adapter=adapter)
+            known = self.conversations.known(plan, task)
+            self.long_prompts.check(len(task.prompt) - known.tokens)
         generation = OpenGeneration(
             self.next_id(),
             task,
