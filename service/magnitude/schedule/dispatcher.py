@@ -57,6 +57,7 @@ from magnitude.schedule.inference import (
     ServiceState,
     VectorsResult,
 )
+from magnitude.schedule.kept_memory import KeptMemory
 from magnitude.schedule.long_prompts import LongPrompts
 from magnitude.schedule.open_generation import OpenGeneration
 from magnitude.schedule.open_tasks import OpenTask, fingerprint
@@ -100,6 +101,7 @@ class Dispatcher:
         schedule: ScheduleSettings | None = None,
         kv: KvSettings | None = None,
         files: SlotFiles | None = None,
+        kept: KeptMemory | None = None,
         left_out: Mapping[str, MagnitudeError] | None = None,
         storage_off: Callable[[], Sequence[str]] = list,
         on_loss: Callable[[EngineLoss, list[OpenTask], int | None], None] = lambda loss, tasks, refused: None,
@@ -112,6 +114,7 @@ class Dispatcher:
             settings=kv or KvSettings(),
             files=files,
             changed=self._places_changed,
+            kept=kept,
             clock=clock,
         )
         self._execution = Execution(self.models_served, self.conversations, ended=self._ended, paused=self._paused)
@@ -297,10 +300,10 @@ class Dispatcher:
             "generate", task.model, len(task.prompt), task=task.task, request=task.request_key
         ):
             plan = self.models_served.usable(task.model, ("decoder",), "generate text")
-        adapter = self.models_served.resolve(task.model)[1]
-        task = msgspec.structs.replace(task, model=plan.description.name, adapter=adapter)
-        known = self.conversations.known(plan, task)
-        self.long_prompts.check(len(task.prompt) - known.tokens)
+            adapter = self.models_served.resolve(task.model)[1]
+            task = msgspec.structs.replace(task, model=plan.description.name, adapter=adapter)
+            known = self.conversations.known(plan, task)
+            self.long_prompts.check(len(task.prompt) - known.tokens)
         generation = OpenGeneration(
             self.next_id(),
             task,
