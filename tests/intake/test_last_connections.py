@@ -16,36 +16,39 @@ CLIENTS = 400  # as many as connect during a stop, and none too many for the ser
 
 
 def test_each_connection_that_a_stopping_service_has_taken_gets_its_answer(tmp_path: Path) -> None:
-    answered = 0
     for number in range(ROUNDS):
         folder = tmp_path / str(number)
         folder.mkdir()
-        clients: list[socket.socket] = []
-        stopped = threading.Event()
-        with Live(folder, ServerSettings(max_connections=CLIENTS)) as live:
-            (outliving,) = [one.sock.dup() for one in live.sockets if one.sock.family == socket.AF_INET]
-            outliving.setblocking(False)
-            address = ("127.0.0.1", live.port)
+        assert connect_during_a_stop(folder)
 
-            def connect(address: tuple[str, int] = address, clients: list[socket.socket] = clients) -> None:
-                while not stopped.is_set() and len(clients) < CLIENTS:
-                    client = socket.create_connection(address, 10)
-                    client.sendall(REQUEST)
-                    clients.append(client)
 
-            connecting = threading.Thread(target=connect)
-            connecting.start()
-        stopped.set()
-        connecting.join()
-        left = waiting_at(outliving)
-        for client in clients:
-            client.settimeout(10)
-            if client.getsockname() not in left:
-                assert client.recv(100).startswith(b"HTTP/1.1 200 "), f"of {len(clients)} clients"
-                answered += 1
-            client.close()
-        outliving.close()
-    assert answered
+def connect_during_a_stop(folder: Path) -> int:
+    """How many clients were answered; each one that the service has taken must be."""
+    clients: list[socket.socket] = []
+    stopped = threading.Event()
+    with Live(folder, ServerSettings(max_connections=CLIENTS)) as live:
+        (outliving,) = [one.sock.dup() for one in live.sockets if one.sock.family == socket.AF_INET]
+        outliving.setblocking(False)
+
+        def connect() -> None:
+            while not stopped.is_set() and len(clients) < CLIENTS:
+                client = socket.create_connection(("127.0.0.1", live.port), 10)
+                client.sendall(REQUEST)
+                clients.append(client)
+
+        connecting = threading.Thread(target=connect)
+        connecting.start()
+    stopped.set()
+    connecting.join()
+    answered, left = 0, waiting_at(outliving)
+    outliving.close()
+    for client in clients:
+        client.settimeout(10)
+        if client.getsockname() not in left:
+            assert client.recv(100).startswith(b"HTTP/1.1 200 "), f"of {len(clients)} clients"
+            answered += 1
+        client.close()
+    return answered
 
 
 def waiting_at(listening: socket.socket) -> set[tuple[str, int]]:

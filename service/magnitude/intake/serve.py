@@ -38,9 +38,9 @@ class _Server(uvicorn.Server):
             self._on_started()
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
-        """Take no further connections, read what the last ones ask, then stop as uvicorn does, which closes those that
-        have not asked anything: their clients would see neither an answer nor a refusal, where the next service, to
-        which a socket of the service manager passes, would have served them."""
+        """Take no further connections, read what the last ones ask, then stop as uvicorn does. It closes those that
+        have asked nothing: their clients would see neither an answer nor a refusal, where the next service, to which
+        a socket of the service manager passes, would have served them."""
         for server in self.servers:
             server.close()
         for _ in range(_LAST_TURNS):
