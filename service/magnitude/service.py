@@ -90,7 +90,7 @@ class Service:
         self._warm: set[str] = set()  # models that have done their first work in this run of the service
         self._throughput = Throughput(paths.state)
         self._cpu = read_cpu(roots)
-        kept = kept or KeptMemory()
+        self._kept = kept = kept or KeptMemory()
         allowance = self._allowance(_room_bytes(effective_memory(roots), kept.inherited_bytes()))
         board = BoardFacts(usable_threads=allowance.threads)
         draft = find_draft_model(settings, paths.models)
@@ -213,6 +213,9 @@ class Service:
 
     async def stop(self) -> None:
         """End the engine and give the KV memory back."""
+        if self.stopping.status in (EXIT_MEMORY, EXIT_ENGINE_BUDGET_SPENT):
+            # What the next service would take over may be the very reason for its start.
+            self._kept.give_up()
         await self.supervisor.stop()
         await self.relief.close()
         await self.switch.close()
