@@ -46,7 +46,7 @@ from magnitude.schedule.warm_up import warm_up
 from magnitude.supervise.cgroup_leaf import EngineCgroup
 from magnitude.supervise.engine_process import EngineProcess
 from magnitude.supervise.exit_status import EXIT_ENGINE_BUDGET_SPENT, EXIT_MEMORY
-from magnitude.supervise.lifecycle import EngineLifecycle, LoadFailed, ModelsReady
+from magnitude.supervise.lifecycle import EngineLifecycle, LoadFailed, ModelsReady, Phase
 from magnitude.supervise.loss import EngineLoss
 from magnitude.supervise.memory_watch import EngineFigures, MemoryWatch
 from magnitude.supervise.stopping import Stopping
@@ -91,7 +91,7 @@ class Service:
         self._throughput = Throughput(paths.state)
         self._cpu = read_cpu(roots)
         self._roots = roots
-        kept = kept or KeptMemory()
+        self._kept = kept = kept or KeptMemory()
         allowance = self._allowance(_room_bytes(effective_memory(roots), kept.inherited_bytes()))
         board = BoardFacts(usable_threads=allowance.threads)
         draft = find_draft_model(settings, paths.models)
@@ -128,7 +128,7 @@ class Service:
             load=lambda: (self.dispatcher.waiting, self.dispatcher.running),
             plan=self._facts_of,
             models=lambda: [served_as(plan) for plan in self.dispatcher.plans()],
-            memory=lambda: effective_memory(roots),
+            memory=lambda: self.memory,
             last_lines=lambda: self.supervisor.last_lines,
             step_deadline_s=settings.engine.step_deadline_s,
         )
@@ -181,13 +181,15 @@ class Service:
         return granted[0] if granted else MayUse(ENGINE, threads=1, memory_bytes=0)
 
     def _engine_figures(self) -> EngineFigures:
-        beat = self.supervisor.heartbeat
+        # While it loads, nobody knows what is in it already, and no run is done for those who wait.
+        beat, up = self.supervisor.heartbeat, self.supervisor.lifecycle.phase is Phase.UP
         return EngineFigures(
             pid=self.supervisor.pid,
             spare_pid=self.supervisor.spare_pid,
-            planned_bytes=self.relief.engine_bytes(),
+            planned_bytes=self.relief.engine_bytes() if up else None,
             runs=beat.steps if beat else None,
-            busy=bool(self.dispatcher.running or self.dispatcher.waiting),
+            kv_bytes=self.dispatcher.kv_resident_bytes(),
+            busy=up and bool(self.dispatcher.running or self.dispatcher.waiting),
         )
 
     def loaded_at_start(self) -> list[ModelDescription]:
@@ -214,6 +216,9 @@ class Service:
 
     async def stop(self) -> None:
         """End the engine and give the KV memory back."""
+        if self.stopping.status in (EXIT_MEMORY, EXIT_ENGINE_BUDGET_SPENT):
+            # What the next service would take over may be the very reason for its start.
+            self._kept.give_up()
         await self.supervisor.stop()
         await self.relief.close()
         await self.switch.close()

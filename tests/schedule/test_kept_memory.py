@@ -355,6 +355,17 @@ async def test_a_stop_leaves_conversations_and_nothing_else(store: Store) -> Non
 
 
 @on_a_loop
+async def test_a_service_that_leaves_for_want_of_memory_leaves_none_behind(store: Store) -> None:
+    run = Run(store)
+    run.say(task_of(text(0)), [1, 2])
+    assert store.names() == [KV, TABLE]
+    run.kept.give_up()
+    assert not await run.kept.continues()
+    await run.conversations.close()
+    assert store.names() == []
+
+
+@on_a_loop
 async def test_without_a_store_nothing_is_kept_and_nothing_breaks(store: Store) -> None:
     store.refuses = True
     run = Run(store)

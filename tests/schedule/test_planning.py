@@ -3,9 +3,11 @@
 import logging
 from pathlib import Path
 
+import msgspec
 import pytest
 
 from magnitude.config import Settings
+from magnitude.config.kv import KvSettings
 from magnitude.errors import BudgetExceeded
 from magnitude.models.description import DecoderShape, EncoderShape, ModelDescription
 from magnitude.policy.selection import Selection
@@ -73,6 +75,17 @@ def test_a_model_that_never_fits_is_left_out_with_the_sums(tmp_path: Path, caplo
     assert isinstance(left_out["huge"], BudgetExceeded)
     assert "weights 4000 MB" in left_out["huge"].message
     assert len(caplog.records) == 1
+    close(plans)
+
+
+def test_kv_that_is_cut_is_told_with_the_guards_sum(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    settings = msgspec.structs.replace(Settings(), kv=KvSettings(budget_bytes=900 * MB))
+    selection = Selection(at_start=(model("chat", 100, tmp_path),), pinned=frozenset({"chat"}))
+    with caplog.at_level(logging.WARNING):
+        plans, _ = plan_models(settings, selection, BoardFacts(usable_threads=2), 1200 * MB)
+    (record,) = [record for record in caplog.records if record.getMessage() == "KV cut to fit the memory"]
+    assert "more than 60% of the" in record.fields["reason"]  # type: ignore[attr-defined]
+    assert plans[0].kv_budget_bytes < 900 * MB
     close(plans)
 
 

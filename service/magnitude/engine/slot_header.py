@@ -28,6 +28,7 @@ _CONSTANT = struct.Struct("<8sIHH128s64s")
 # Changing part: sequence number, valid positions, hash of their token ids.
 _SEQUENCE = struct.Struct("<Q")
 _STATE = struct.Struct("<QQ")
+_ID = struct.Struct("=I")
 _SEQUENCE_AT = _CONSTANT.size
 _STATE_AT = _SEQUENCE_AT + _SEQUENCE.size
 HEADER_BYTES = _STATE_AT + _STATE.size
@@ -177,6 +178,9 @@ class SlotState:
         _SEQUENCE.pack_into(memory, sequence_at, self._sequence)
 
     def _write_ids(self, first: int, ids: Sequence[int]) -> None:
-        data = _id_bytes(ids)
         start = self._offset + IDS_AT + first * ID_BYTES
+        if len(ids) == 1:  # as in each decode step
+            _ID.pack_into(self._memory, start, ids[0] & 0xFFFFFFFF)
+            return
+        data = _id_bytes(ids)
         self._memory[start : start + len(data)] = data

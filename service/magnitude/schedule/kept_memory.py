@@ -94,6 +94,11 @@ class KeptMemory:
         self._clock = clock
         self._inherited = [(one.name, one.fd) for one in inherited]
         self._journals: dict[str, SlotJournal] = {}
+        self._given_up = False
+
+    def give_up(self) -> None:
+        """The next service is to begin with all memory free: leave it nothing."""
+        self._given_up = True
 
     def inherited_bytes(self) -> int:
         """Memory that is taken by what came with the start, before `adopt` decides about it."""
@@ -164,16 +169,20 @@ class KeptMemory:
 
     def keeps(self, plan: ModelPlan) -> bool:
         """Whether the plan's conversations outlive this service in memory."""
-        return plan.description.name in self._journals
+        return plan.description.name in self._journals and not self._given_up
 
     async def continues(self) -> bool:
         """Whether what is kept is in the next service's hands in a moment, so that no copy on the disk is needed."""
-        return self._returns is not None and bool(self._journals) and await self._returns(2 * len(self._journals))
+        if self._returns is None or not self._journals or self._given_up:
+            return False
+        return await self._returns(2 * len(self._journals))
 
     def close(self, plans: Mapping[str, ModelPlan]) -> None:
         """Leave what holds a conversation to the next service, and take the rest out of the store."""
         for name, journal in self._journals.items():
-            if not any(_holds_something(journal, slot) for slot in range(plans[name].strategy.slots)):
+            if self._given_up or not any(
+                _holds_something(journal, slot) for slot in range(plans[name].strategy.slots)
+            ):
                 self._remove([stored_name(KV_PREFIX, name), stored_name(TABLE_PREFIX, name)])
             journal.close()
         self._journals.clear()
