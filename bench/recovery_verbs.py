@@ -53,7 +53,7 @@ def recycle(
         console.print(
             f"[bold]{row.way}[/bold], {row.streams} {'streams' if row.streams > 1 else 'stream'}: nothing came for "
             f"{row.stall_s.median * 1000:.0f} ms ({row.stall_s.low * 1000:.0f} to {row.stall_s.high * 1000:.0f}; "
-            f"otherwise {row.usual_s.median * 1000:.0f}); same text in {row.rounds - row.different} of {row.rounds}"
+            f"otherwise {row.usual_s.median * 1000:.0f}, afterwards at most {row.later_s.high * 1000:.0f}); same text in {row.rounds - row.different} of {row.rounds}"
         )
     table = Table("ms", "streams", *PARTS)
     for row in results:

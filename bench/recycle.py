@@ -46,7 +46,8 @@ WITH_GOAL = WAYS[:2]
 class Stall(msgspec.Struct, frozen=True, kw_only=True):
     """One loss. `stall_s`: how long the client that waited longest got nothing; `usual_s`: its time between two
     pieces otherwise. The parts: `detect_s` from the kill until the service knew, then the service's own, and
-    `deliver_s`, which is left until the text was with the client."""
+    `deliver_s`, which is left until the text was with the client. `later_s`: the longest time between two pieces
+    afterwards, when other models and the next spare are loaded."""
 
     streams: int
     sampled: int
@@ -58,6 +59,7 @@ class Stall(msgspec.Struct, frozen=True, kw_only=True):
     load_s: float
     first_step_s: float
     deliver_s: float
+    later_s: float
     equal: bool
 
 
@@ -74,6 +76,7 @@ class RecycleResult(msgspec.Struct, frozen=True, kw_only=True):
     load_s: Spread
     first_step_s: Spread
     deliver_s: Spread
+    later_s: Spread
     different: int
     stalls: tuple[Stall, ...]
 
@@ -81,7 +84,16 @@ class RecycleResult(msgspec.Struct, frozen=True, kw_only=True):
     def of(cls, way: str, stalls: Sequence[Stall]) -> RecycleResult:
         spreads = {
             name: Spread.of([getattr(stall, name) for stall in stalls])
-            for name in ("stall_s", "usual_s", "detect_s", "start_s", "load_s", "first_step_s", "deliver_s")
+            for name in (
+                "stall_s",
+                "usual_s",
+                "detect_s",
+                "start_s",
+                "load_s",
+                "first_step_s",
+                "deliver_s",
+                "later_s",
+            )  # fmt: skip
         }
         return cls(
             way=way,
@@ -206,10 +218,11 @@ def stall_of(
         raise ServiceFailed(f"the service does not tell of the loss: {recovery}")
     if recovery.start_s is None or recovery.load_s is None:
         raise ServiceFailed(f"the service does not tell what replacing its engine took: {recovery}")
-    # A token that was on its way at the kill still comes at once; the stall is the longest gap.
+    # At the moment at which the service knew of the loss there was no engine: all that it had said was delivered.
     gaps = [
-        max(
-            ((after - before, after) for before, after in pairwise(answer.arrivals_s) if after > lost_s), default=None
+        next(
+            ((after - before, after) for before, after in pairwise(answer.arrivals_s) if after > recovery.lost_s),
+            None,
         )
         for answer in answers
     ]
@@ -217,6 +230,12 @@ def stall_of(
     if len(found) < len(answers):
         raise ServiceFailed("an answer was over before its engine was lost")
     stall_s, first_after_s = max(found)
+    later = [
+        after - before
+        for answer in answers
+        for before, after in pairwise(answer.arrivals_s)
+        if before >= first_after_s
+    ]
     usual = [after - before for answer in answers for before, after in pairwise(answer.arrivals_s) if after < lost_s]
     known_s = recovery.lost_s + recovery.total_s
     return Stall(
@@ -230,6 +249,7 @@ def stall_of(
         load_s=recovery.load_s,
         first_step_s=recovery.first_step_s,
         deliver_s=first_after_s - known_s,
+        later_s=max(later, default=0.0),
         equal=all(
             (answer.text, answer.tokens) == (other.text, other.tokens)
             for answer, other in zip(answers, expected, strict=True)
