@@ -50,10 +50,11 @@ def recycle(
                     most = min(rounds, HANG_ROUNDS) if way == WAYS[-1] else rounds
                     results.append(losses.measure(way, number, most, status.update))
     for row in results:
+        stall, noun = row.stall_s, "streams" if row.streams > 1 else "stream"
         console.print(
-            f"[bold]{row.way}[/bold], {row.streams} {'streams' if row.streams > 1 else 'stream'}: nothing came for "
-            f"{row.stall_s.median * 1000:.0f} ms ({row.stall_s.low * 1000:.0f} to {row.stall_s.high * 1000:.0f}; "
-            f"otherwise {row.usual_s.median * 1000:.0f}, afterwards at most {row.later_s.high * 1000:.0f}); same text in {row.rounds - row.different} of {row.rounds}"
+            f"[bold]{row.way}[/bold], {row.streams} {noun}: nothing came for {stall.median * 1000:.0f} ms "
+            f"({stall.low * 1000:.0f} to {stall.high * 1000:.0f}; usually {row.usual_s.median * 1000:.0f}, later "
+            f"up to {row.later_s.high * 1000:.0f}); same text in {row.rounds - row.different} of {row.rounds}"
         )
     table = Table("ms", "streams", *PARTS)
     for row in results:

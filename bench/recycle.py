@@ -93,7 +93,7 @@ class RecycleResult(msgspec.Struct, frozen=True, kw_only=True):
                 "first_step_s",
                 "deliver_s",
                 "later_s",
-            )  # fmt: skip
+            )
         }
         return cls(
             way=way,

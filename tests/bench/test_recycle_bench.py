@@ -19,7 +19,7 @@ def stream(*arrivals_s: float, text: str = "same") -> Streamed:
 
 
 def test_the_parts_of_a_stall_add_up_to_what_the_slowest_client_saw_behind_the_kill() -> None:
-    # The second stream's token of 10.05 was on its way at the kill; then it waits longest. What comes later is no part.
+    # The second stream's token of 10.05 was on its way at the kill; then it waits longest. A later gap is no part.
     answers = [stream(9.8, 9.9, 10.75), stream(9.85, 9.95, 10.05, 10.9, 12.0)]
     stall = stall_of([GREEDY, SAMPLED], answers, answers, 10.0, RECOVERY)
     assert stall.stall_s == pytest.approx(0.85)
