@@ -59,6 +59,8 @@ class Conversations:
         self._restore_bytes_per_s = 0.0  # of the last restore; 0: none yet
         self._unsaved: set[tuple[str, int]] = set()  # slots whose request asked never to be written to disk
         self._tasks: set[asyncio.Task[None]] = set()
+        self._kv_share = 1.0  # of what was held when memory got short; 1: as planned
+        self._held_bytes: dict[str, int] = {}  # at that time, by model
         self._closing = False
 
     # --- requests ---
@@ -265,20 +267,29 @@ class Conversations:
 
     async def shrink(self, share: float) -> None:
         """Memory is short: save idle conversations, as many as the policy allows, and keep all KV within `share` of
-        what it holds now, but room for one of full length. From 1 on: as planned, without saving."""
-        if share < 1:
+        what it held when that began, but room for one of full length. A larger share than before gives room back
+        without saving; from 1 on it is as planned."""
+        tighter, self._kv_share = share < self._kv_share, share
+        if share >= 1:
+            self._held_bytes.clear()
+        for name, plan in self._plans.items():
+            if share < 1 and plan.table is not None:
+                held_bytes = min(plan.kv_budget_bytes, plan.table.figures().resident_bytes)
+                self._held_bytes.setdefault(name, held_bytes)
+        if tighter:
             try:
                 await self._look(at_stop=True)
             except Exception:
                 log.exception("idle conversations could not be saved when memory was short")
-        for plan in self._plans.values():
+        if self._kv_share != share:
+            return  # saving took so long that memory has changed meanwhile, and with it the share
+        for name, plan in self._plans.items():
             if plan.table is None or plan.kv is None:
                 continue
             budget_bytes = plan.kv_budget_bytes
             if share < 1:
                 one_bytes = plan.strategy.context_length * token_bytes(plan.kv.layout)
-                held_bytes = min(budget_bytes, plan.table.figures().resident_bytes)
-                budget_bytes = min(budget_bytes, max(one_bytes, int(share * held_bytes)))
+                budget_bytes = min(budget_bytes, max(one_bytes, int(share * self._held_bytes[name])))
             plan.table.set_budget(budget_bytes, self._clock())
             self._changed_in(plan)
         self._changed()
