@@ -8,12 +8,13 @@ import os
 import signal
 import sys
 from collections.abc import Callable, Coroutine, MutableMapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from magnitude import __version__
 from magnitude.board.oom_score import protect_from_oom
-from magnitude.board.process import ProcessUse, read_process
+from magnitude.board.process_memory import read_process, read_storage_bytes
 from magnitude.board.roots import HostRoots
 from magnitude.config import Settings
 from magnitude.config.load import Loaded
@@ -67,7 +68,7 @@ def run_service(
     inherited = take_inherited(environ)
     paths = find_paths(environ)
     prepare_state_folder(paths.state)
-    engine_cgroup = enter_leaf()
+    engine_cgroup = enter_leaf(roots)
     try:
         return asyncio.run(
             _serve(settings, paths, notifier, inherited, read, engine_cgroup=engine_cgroup, roots=roots)
@@ -92,7 +93,7 @@ async def _serve(
     sockets = open_sockets(settings.server, inherited, run_folder=paths.run)
     protect_from_oom(roots)
     stored = [one for one in inherited if not one.is_socket]
-    kept = KeptMemory(notifier, stored, returns=restart_follows if notifier.active else None)
+    kept = KeptMemory(notifier, stored, returns=partial(restart_follows, roots=roots) if notifier.active else None)
     service = Service(settings, paths, roots=roots, engine_cgroup=engine_cgroup, kept=kept)
     live, metrics, stopping = LiveSettings(settings), service.metrics(), service.stopping
     app = build_app(service.dispatcher, live, texts=service.texts, metrics=metrics, records=service.recorder.store)
@@ -192,7 +193,10 @@ def look_at(service: Service, accepting: asyncio.Event) -> Look:
     up = lifecycle.phase is Phase.UP
     health = service.dispatcher.health()
     steps = heartbeat.steps if heartbeat else 0
-    use = read_process(pid) if pid is not None and not up else None
+    read_bytes = rss_bytes = 0
+    if pid is not None and not up:
+        memory = read_process(HostRoots(), pid)
+        read_bytes, rss_bytes = read_storage_bytes(HostRoots(), pid), memory.resident_bytes if memory else 0
     models = service.loaded_at_start()
     return Look(
         engine=EngineView(
@@ -206,8 +210,8 @@ def look_at(service: Service, accepting: asyncio.Event) -> Look:
         load=LoadSample(
             pid,
             lifecycle.phase.value,
-            read_bytes=use.read_bytes if use else 0,
-            rss_bytes=use.rss_bytes if use else 0,
+            read_bytes=read_bytes,
+            rss_bytes=rss_bytes,
             steps=steps,
         ),
         facts=StatusFacts(
@@ -215,7 +219,7 @@ def look_at(service: Service, accepting: asyncio.Event) -> Look:
             further_models=max(0, len(models) - 1),
             running=health.running,
             waiting=health.queue_depth,
-            engine="" if up else _engine_in_words(lifecycle, use),
+            engine="" if up else _engine_in_words(lifecycle, rss_bytes),
             # The first reason is the engine's then.
             memory=service.memory.step_text(),
             degraded="; ".join(health.reasons if up else health.reasons[1:]),
@@ -226,9 +230,9 @@ def look_at(service: Service, accepting: asyncio.Event) -> Look:
     )
 
 
-def _engine_in_words(lifecycle: EngineLifecycle, use: ProcessUse | None) -> str:
+def _engine_in_words(lifecycle: EngineLifecycle, rss_bytes: int) -> str:
     """What an engine that does not serve is doing."""
-    loaded = f", {use.rss_bytes // 1_000_000} MB in memory" if use and lifecycle.phase is Phase.LOADING else ""
+    loaded = f", {rss_bytes // 1_000_000} MB in memory" if rss_bytes and lifecycle.phase is Phase.LOADING else ""
     return f"engine {lifecycle.phase.value}: {lifecycle.reason}{loaded}"
 
 

@@ -105,11 +105,11 @@ def enter_leaf(roots: HostRoots | None = None, *, delegated: Callable[[Path], bo
     unit = _unit_group(roots, delegated)
     if unit is None:
         log.info("no control group is delegated, the engine shares the service's")
-        return EngineCgroup()
+        return EngineCgroup(roots=roots)
     error = _step_down(unit) or _make(unit / ENGINE_GROUP)
     if error is not None:
         log.warning("control group cannot be divided", extra={"fields": {"group": str(unit), "error": error}})
-        return EngineCgroup()
+        return EngineCgroup(roots=roots)
     offered = (read_text(unit / "cgroup.controllers") or "").split()
     # One by one: a controller that refuses must not cost the others.
     refused = {name: _write(unit / "cgroup.subtree_control", f"+{name}") for name in CONTROLLERS if name in offered}
