@@ -216,6 +216,7 @@ class Service:
         if self.stopping.status in (EXIT_MEMORY, EXIT_ENGINE_BUDGET_SPENT):
             # What the next service would take over may be the very reason for its start.
             self._kept.give_up()
+        self.dispatcher.conversations.stop_saving()
         await self.supervisor.stop()
         await self.relief.close()
         await self.switch.close()

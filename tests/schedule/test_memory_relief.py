@@ -359,6 +359,33 @@ def test_a_shrink_that_saves_for_long_does_not_undo_what_was_decided_after_it(tm
     house.play(scenario)
 
 
+def test_a_stop_waits_for_one_slow_save_and_not_for_all_that_a_shrink_would_save(tmp_path: Path) -> None:
+    asked, may_go_on = threading.Event(), threading.Event()
+
+    def slow_card(fd: int) -> None:
+        asked.set()
+        may_go_on.wait(30)
+
+    files = SlotFiles(tmp_path / "kv", reserve_bytes=0, sync=slow_card)
+    files.scan()
+    house = House(plan("m"), files=files)
+    table = house.plans["m"].table
+    assert table is not None
+
+    async def scenario() -> None:
+        for number in range(4):
+            conversation(house.plans["m"], 1000 + number, [number] * 200)
+        house.relief.shrink_kv(0.5)
+        await asyncio.to_thread(asked.wait, 30)
+        house.dispatcher.conversations.stop_saving()
+        may_go_on.set()
+        await house.relief.close()
+        assert table.figures().saved_copies == 1
+
+    house.play(scenario)  # which closes it
+    assert table.figures().saved_copies == 4
+
+
 def test_idle_models_leave_and_pinned_and_busy_ones_stay() -> None:
     house = House(plan("m"), plan("idle", "at_start"), plan("busy", "at_start"))
 

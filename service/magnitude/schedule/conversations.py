@@ -61,7 +61,7 @@ class Conversations:
         self._tasks: set[asyncio.Task[None]] = set()
         self._kv_share = 1.0  # of what was held when memory got short; 1: as planned
         self._held_bytes: dict[str, int] = {}  # at that time, by model
-        self._closing = False
+        self._stopping = self._closing = False
 
     # --- requests ---
 
@@ -224,6 +224,11 @@ class Conversations:
             except Exception:
                 log.exception("idle conversations could not be looked at")
 
+    def stop_saving(self) -> None:
+        """The service stops: what is being written is written to its end, and nothing more is begun until `close`,
+        which has the time for it."""
+        self._stopping = True
+
     async def close(self) -> None:
         """Save what the next start can use, once no engine writes any more, and give all memory back but what
         outlives this service."""
@@ -281,8 +286,8 @@ class Conversations:
                 await self._look(at_stop=True)
             except Exception:
                 log.exception("idle conversations could not be saved when memory was short")
-        if self._kv_share != share:
-            return  # saving took so long that memory has changed meanwhile, and with it the share
+        if self._kv_share != share or self._stopping:
+            return  # saving took so long that memory has changed meanwhile, or that all of it is given back soon
         for name, plan in self._plans.items():
             if plan.table is None or plan.kv is None:
                 continue
@@ -365,6 +370,8 @@ class Conversations:
                 self._free(self._plans[candidate.model], candidate.slot, candidate.covered_by)
         until_s = self._clock() + STOP_SAVE_S
         for candidate in todo.save:
+            if self._stopping and not self._closing:
+                break
             if at_stop and self._clock() > until_s:
                 log.warning(
                     "the rest is not saved", extra={"fields": {"reason": "the storage is too slow for a stop"}}
