@@ -45,8 +45,8 @@ from magnitude.text.catalogue import TextCatalogue
 
 log = logging.getLogger("magnitude.service")
 
-# How long open requests may go on after SIGTERM. systemd gives 90 s before it kills, but a person at a terminal or
-# a board that loses power soon does not wait so long; most answers end within it.
+# How long open requests may go on after SIGTERM: a third of the time that the unit gives a stop (TimeoutStopSec=). A
+# person at a terminal or a board that loses power soon does not wait longer; most answers end within it.
 GRACEFUL_S = 10.0
 # So long before that, what is still open is ended with an error that its client can read.
 FAREWELL_S = 1.0

@@ -27,7 +27,7 @@ log = logging.getLogger("magnitude.schedule")
 # How often idle conversations are looked at. `kv.save_after_s` is minutes; the look itself takes microseconds.
 LOOK_EVERY_S = 5.0
 # At a stop nothing new is begun after so long: on a card that writes 20 MB/s that is four conversations of 1,000
-# tokens (SmolLM2-135M, float), and systemd waits 90 s in all.
+# tokens (SmolLM2-135M, float), and the unit's TimeoutStopSec= is 30 s in all.
 STOP_SAVE_S = 10.0
 # A shorter prompt's rate says more about the run's fixed cost than about prefill.
 RATE_TOKENS = 64
