@@ -293,6 +293,10 @@ class EngineSupervisor:
                     log.exception("starting the engine failed on an error that nobody foresaw")
                 self._feed(Exited(f"the engine process could not be started: {error}", "start"))
                 return
+        if self._engine is not None:  # it was given up while it was being spawned, and another one has its place
+            engine.owner = None
+            engine.kill()
+            return
         engine.owner = self
         self._engine = engine
         if self.lifecycle.killing:  # given up while it was being spawned
