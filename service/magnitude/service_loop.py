@@ -16,6 +16,7 @@ from magnitude import __version__
 from magnitude.board.oom_score import protect_from_oom
 from magnitude.board.process_memory import read_process, read_storage_bytes
 from magnitude.board.roots import HostRoots
+from magnitude.board.temperature import processor_temp_c
 from magnitude.config import Settings
 from magnitude.config.load import Loaded
 from magnitude.errors import EngineNotReady, MagnitudeError
@@ -40,6 +41,7 @@ from magnitude.supervise.restart_job import restart_follows
 from magnitude.supervise.status_line import StatusFacts
 from magnitude.supervise.stopping import Stopping
 from magnitude.supervise.teller import Look, Teller
+from magnitude.supervise.temperature_watch import TemperatureWatch
 from magnitude.supervise.watchdog import EngineView
 from magnitude.text.catalogue import TextCatalogue
 
@@ -98,7 +100,10 @@ async def _serve(
     live, metrics, stopping = LiveSettings(settings), service.metrics(), service.stopping
     app = build_app(service.dispatcher, live, texts=service.texts, metrics=metrics, records=service.recorder.store)
     accepting = asyncio.Event()
-    teller = Teller(notifier, lambda: look_at(service, accepting), on_failed=_gives_up(notifier, stopping))
+    warmth = TemperatureWatch(partial(processor_temp_c, roots or HostRoots()))
+    teller = Teller(
+        notifier, lambda: look_at(service, accepting, warmth.temp_c), on_failed=_gives_up(notifier, stopping)
+    )
     if read is not None:
         live.reload = Reloader(read, live=live, service=service, sockets=sockets, teller=teller).reload
     tasks = _Tasks(stopping)
@@ -106,6 +111,7 @@ async def _serve(
     tasks.essential("saving conversations", service.dispatcher.conversations.run())
     tasks.essential("watching memory", service.memory.run())
     if notifier.active:
+        warmth.start()
         tasks.essential("telling the service manager", teller.run())
     # Tokenizers are read while the engine starts, so that the first request does not wait for them.
     tasks.start(_report_text_problems(service.loaded_at_start(), service.texts))
@@ -128,6 +134,7 @@ async def _serve(
             on_started=started,
         )
     finally:
+        warmth.stop()
         tasks.cancel()
         await service.stop()
         log.info("stopped")
@@ -186,8 +193,8 @@ def _gives_up(notifier: Notifier, stopping: Stopping) -> Callable[[str], None]:
     return given_up
 
 
-def look_at(service: Service, accepting: asyncio.Event) -> Look:
-    """How the service is now. `accepting` is set once its sockets are."""
+def look_at(service: Service, accepting: asyncio.Event, temp_c: float | None = None) -> Look:
+    """How the service is now. `accepting` is set once its sockets are; `temp_c` is the processor's, where known."""
     supervisor = service.supervisor
     lifecycle, heartbeat, pid = supervisor.lifecycle, supervisor.heartbeat, supervisor.pid
     up = lifecycle.phase is Phase.UP
@@ -220,8 +227,9 @@ def look_at(service: Service, accepting: asyncio.Event) -> Look:
             running=health.running,
             waiting=health.queue_depth,
             engine="" if up else _engine_in_words(lifecycle, rss_bytes),
-            # The first reason is the engine's then.
+            temp_c=temp_c,
             memory=service.memory.step_text(),
+            # The first reason is the engine's then.
             degraded="; ".join(health.reasons if up else health.reasons[1:]),
         ),
         serves=accepting.is_set() and up,
