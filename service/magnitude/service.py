@@ -113,7 +113,7 @@ class Service:
             on_up=self._on_up,
             on_down=self._on_down,
             on_failed=self._on_failed,
-            spawn=partial(EngineProcess.spawn, place=(engine_cgroup or EngineCgroup()).add),
+            spawn=partial(EngineProcess.spawn, group=engine_cgroup),
             on_beat=self._on_beat,
             on_give_up=lambda reason: self.request_exit(EXIT_ENGINE_BUDGET_SPENT, reason),
             spare_wanted=lambda: settings.engine.spare != "off" and self._free_bytes() > SPARE_HEADROOM_BYTES,
@@ -219,6 +219,7 @@ class Service:
         if self.stopping.status in (EXIT_MEMORY, EXIT_ENGINE_BUDGET_SPENT):
             # What the next service would take over may be the very reason for its start.
             self._kept.give_up()
+        self.dispatcher.conversations.stop_saving()
         await self.supervisor.stop()
         await self.relief.close()
         await self.switch.close()

@@ -79,6 +79,7 @@ class ConnectedEngine:
             self.hello = message
         elif isinstance(message, Heartbeat):
             self.heartbeat = message
+            self.process.heard_of()
         if self.owner is not None:
             self.owner.engine_said(self, message)
 

@@ -260,16 +260,28 @@ class EngineSupervisor:
                 pass
 
     async def _recycle(self, reason: str) -> None:
-        if self.lifecycle.phase is Phase.UP:
-            spare = await self.spare.ready(SPARE_WITHIN_S)
-            log.info("engine is recycled", extra={"fields": {"reason": reason, "spare": spare}})
-            self._settled.clear()
-            self._feed(Recycle(reason))
-        elif self.lifecycle.phase in {Phase.STOPPED, Phase.FAILED}:
+        if self.lifecycle.phase in {Phase.STOPPED, Phase.FAILED}:
             return
-        else:
-            self._settled.clear()
+        self._settled.clear()
+        if self.lifecycle.phase is Phase.UP:
+            spare = await self._spare_unless_settled()
+            if self._settled.is_set():
+                return  # meanwhile this one was lost and replaced, or supervision has ended
+            log.info("engine is recycled", extra={"fields": {"reason": reason, "spare": spare}})
+            self._feed(Recycle(reason))
         await self._settled.wait()
+
+    async def _spare_unless_settled(self) -> bool:
+        """Whether there is a spare, as soon as that is known. A stop must not wait for one."""
+        loop = asyncio.get_running_loop()
+        spare = loop.create_task(self.spare.ready(SPARE_WITHIN_S))
+        settled = loop.create_task(self._settled.wait())
+        try:
+            await asyncio.wait((spare, settled), return_when=asyncio.FIRST_COMPLETED)
+            return spare.done() and spare.result()
+        finally:
+            spare.cancel()
+            settled.cancel()
 
     async def _start_process(self) -> None:
         engine = self.spare.take()
@@ -281,6 +293,10 @@ class EngineSupervisor:
                     log.exception("starting the engine failed on an error that nobody foresaw")
                 self._feed(Exited(f"the engine process could not be started: {error}", "start"))
                 return
+        if self._engine is not None:  # it was given up while it was being spawned, and another one has its place
+            engine.owner = None
+            engine.kill()
+            return
         engine.owner = self
         self._engine = engine
         if self.lifecycle.killing:  # given up while it was being spawned
