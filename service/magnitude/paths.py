@@ -1,8 +1,8 @@
 """Where models, state, run-time files and the configuration lie.
 
 `MAGNITUDE_HOME` puts everything below one folder (`scripts/run` and tests use it). Otherwise systemd's
-STATE_DIRECTORY, CACHE_DIRECTORY and RUNTIME_DIRECTORY are followed; otherwise root gets the system's folders and a
-person the XDG ones. Nothing here creates a folder.
+STATE_DIRECTORY, CACHE_DIRECTORY, RUNTIME_DIRECTORY and CONFIGURATION_DIRECTORY are followed; otherwise root gets the
+system's folders and a person the XDG ones. Nothing here creates a folder.
 """
 
 from __future__ import annotations
@@ -57,6 +57,8 @@ def find_paths(environ: Mapping[str, str] | None = None, uid: int | None = None)
     state = _systemd(environ, "STATE_DIRECTORY") or state
     cache = _systemd(environ, "CACHE_DIRECTORY") or cache
     run = _systemd(environ, "RUNTIME_DIRECTORY") or run
+    if configured := _systemd(environ, "CONFIGURATION_DIRECTORY"):
+        config = configured / "magnitude.yaml"
     config = _named_config(environ) or config
     return Paths(models=state / "models", state=state, cache=cache, run=run, config=config)
 

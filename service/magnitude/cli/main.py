@@ -21,7 +21,22 @@ from magnitude.supervise.exit_status import EXIT_CONFIG
 EXIT_ERROR = 1
 
 # How the verbs are listed: in the order in which a newcomer needs them. One that is not named here comes last.
-ORDER = ("serve", "run", "ps", "kv", "list", "show", "import", "rm", "budget", "bench", "doctor", "config", "wait")
+ORDER = (
+    "serve",
+    "run",
+    "ps",
+    "kv",
+    "list",
+    "show",
+    "import",
+    "rm",
+    "budget",
+    "bench",
+    "doctor",
+    "config",
+    "install-units",
+    "wait",
+)
 
 app = typer.Typer(
     name="magnitude",

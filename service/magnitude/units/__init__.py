@@ -1,0 +1,1 @@
+"""The systemd units: which files an installation gets, and putting them in place."""

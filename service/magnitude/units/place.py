@@ -1,0 +1,97 @@
+"""Putting files below a root and taking them away again.
+
+A list of what was put there lies beside the helpers, so that an upgrade and a removal take away what is ours and
+nothing else: drop-ins of the admin below /etc are never looked at.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import Literal
+
+import msgspec
+
+from magnitude.persist import write_atomic
+from magnitude.units.layout import InstalledFile
+
+LIST_NAME = "installed-units"
+
+Change = Literal["new", "changed", "unchanged", "removed"]
+
+
+class Placed(msgspec.Struct, frozen=True, kw_only=True):
+    """What happened, or would happen, to the file `path`."""
+
+    path: Path
+    change: Change
+
+
+def list_path(root: Path, prefix: str) -> Path:
+    """The file that names what an earlier run put below `root`."""
+    return below(root, f"{prefix.rstrip('/')}/lib/magnitude/{LIST_NAME}")
+
+
+def below(root: Path, path: str) -> Path:
+    return root / path.lstrip("/")
+
+
+def place(files: Sequence[InstalledFile], root: Path, prefix: str, *, dry_run: bool = False) -> list[Placed]:
+    """Bring `files` below `root` and remove those of an earlier run that are no longer among them.
+
+    Each file is replaced as a whole. Raises `OSError`.
+    """
+    paths = [below(root, file.path) for file in files]
+    placed = [
+        Placed(path=path, change=_put(file, path, dry_run=dry_run)) for file, path in zip(files, paths, strict=True)
+    ]
+    stale = [path for path in _listed(root, prefix) if path not in set(paths)]
+    placed += _remove(stale, dry_run=dry_run)
+    if not dry_run:
+        listed = "".join(f"{file.path}\n" for file in files)
+        write_atomic(list_path(root, prefix), listed.encode())
+    return placed
+
+
+def remove(root: Path, prefix: str, *, dry_run: bool = False) -> list[Placed]:
+    """Take away what earlier runs put below `root`, and the folders that are empty then. Raises `OSError`."""
+    gone = _remove([*_listed(root, prefix), list_path(root, prefix)], dry_run=dry_run)
+    if not dry_run:
+        for folder in {placed.path.parent for placed in gone}:
+            # Folders of the system are not empty, except in an image of nothing else.
+            with contextlib.suppress(OSError):
+                folder.rmdir()
+    return gone
+
+
+def _put(file: InstalledFile, path: Path, *, dry_run: bool) -> Change:
+    data = file.text.encode()
+    try:
+        change: Change = "unchanged" if path.read_bytes() == data else "changed"
+    except OSError:
+        change = "new"
+    if not dry_run:
+        if change != "unchanged":
+            path.parent.mkdir(parents=True, exist_ok=True)
+            write_atomic(path, data, file.mode)
+        path.chmod(file.mode)
+    return change
+
+
+def _remove(paths: Iterable[Path], *, dry_run: bool) -> list[Placed]:
+    found = [path for path in paths if path.is_file() or path.is_symlink()]
+    if not dry_run:
+        for path in found:
+            path.unlink()
+    return [Placed(path=path, change="removed") for path in found]
+
+
+def _listed(root: Path, prefix: str) -> list[Path]:
+    try:
+        lines = list_path(root, prefix).read_text("utf-8").splitlines()
+    except OSError:
+        return []
+    # A path that leads elsewhere was not written by `place`.
+    folder = f"{prefix.rstrip('/')}/lib/"
+    return [below(root, line) for line in lines if line.startswith(folder) and ".." not in line.split("/")]
