@@ -11,7 +11,6 @@ import base64
 import contextlib
 import itertools
 import json
-import shutil
 import signal
 import socket
 import subprocess
@@ -27,7 +26,6 @@ MEMORY_MB = 1024
 # Patience, not a measurement: a boot takes 20 s on an idle machine of two cores.
 BOOT_S = 300.0
 COMMAND_S = 120.0
-SAVED = "ready"
 
 
 class GuestError(Exception):
@@ -198,7 +196,3 @@ def copy_disk(source: Path, target: Path) -> Path:
     """A copy with the saved states in it, sharing blocks where the file system can."""
     subprocess.run(["cp", "--reflink=auto", "--sparse=always", str(source), str(target)], check=True)
     return target
-
-
-def remove(folder: Path) -> None:
-    shutil.rmtree(folder, ignore_errors=True)

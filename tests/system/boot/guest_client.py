@@ -24,6 +24,8 @@ PATIENCE_S = 600.0
 # Of the model's tokens the one that would end an answer early.
 ENDLESS = {"2": -100}
 PAUSE_S = 0.1
+# An hour, by the clock that does not jump.
+HEADERS = {"Content-Type": "application/json", "X-Magnitude-Deadline-Ms": "3600000"}
 
 
 class Connection(http.client.HTTPConnection):
@@ -52,9 +54,7 @@ def stream(tokens: int, note: Path | None = None) -> dict[str, Any]:
     seen: dict[str, Any] = {"begun_s": begun_s, "text": "", "finish": None, "error": None, "longest_wait_s": 0.0}
     connection = Connection()
     try:
-        connection.request(
-            "POST", "/v1/completions", json.dumps({**body, "stream": True}), {"Content-Type": "application/json"}
-        )
+        connection.request("POST", "/v1/completions", json.dumps({**body, "stream": True}), HEADERS)
         reply = connection.getresponse()
         if reply.status != 200:
             return seen | {"error": json.loads(reply.read())["error"], "took_s": time.monotonic() - begun_s}

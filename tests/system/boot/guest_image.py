@@ -58,18 +58,21 @@ def _run(*command: str | Path, cwd: Path | None = None) -> str:
     return done.stdout
 
 
-def build_kernel(image: GuestImage, suite: str, sources: Path) -> None:
-    """Fetch the kernel of `suite` from the package sources in `sources`, and make the RAM file system for it."""
+def build_kernel(image: GuestImage, suite: str, archives: Sequence[str]) -> None:
+    """Fetch the kernel of `suite` from `archives` (lines for apt), and make the RAM file system for it."""
     work = image.folder / "kernel"
     work.mkdir()
     hook = work / "fetch.sh"
     hook.write_text(FETCH_KERNEL.format(folder=work, package=KERNEL_PACKAGE))
     # A root of which nothing is made: it only lends its package lists.
     _run("mmdebstrap", "--mode=root", "--variant=custom", '--aptopt=Acquire::Languages "none"',
-         f"--customize-hook=sh {hook}", suite, "/dev/null", sources)  # fmt: skip
+         f"--customize-hook=sh {hook}", suite, "/dev/null", *archives)  # fmt: skip
     for package in work.glob("*.deb"):
         _run("dpkg-deb", "-x", package, work / "unpacked")
     unpacked = work / "unpacked"
+    for merged in ("bin", "lib"):  # newer packages count on these links of an installed system
+        if not (unpacked / merged).exists():
+            (unpacked / merged).symlink_to(f"usr/{merged}")
     (kernel,) = (unpacked / "boot").glob("vmlinuz-*")
     shutil.copy(kernel, image.kernel)
     _make_initrd(image.initrd, work / "initrd", unpacked, release=kernel.name.removeprefix("vmlinuz-"))
@@ -123,6 +126,19 @@ AGENT_UNIT = textwrap.dedent("""\
     [Install]
     WantedBy=multi-user.target
     """)
+# A board without a battery for its clock: it is 1970 when it boots (a day later, because the kernel refuses a time
+# before it was started). systemd itself would begin at the date of its own build.
+CLOCK_UNIT = textwrap.dedent("""\
+    [Unit]
+    Description=Forget the time
+    DefaultDependencies=no
+    Before=sysinit.target
+    [Service]
+    Type=oneshot
+    ExecStart=/usr/bin/date --set=@86400
+    [Install]
+    WantedBy=sysinit.target
+    """)
 # What a machine that lives for minutes does not need, and would spend emulated seconds on.
 MASKED = (
     "apt-daily.timer",
@@ -138,15 +154,19 @@ MASKED = (
 
 
 def add_agent(root: Path) -> None:
-    """Put the agent and its unit into the tree of a root file system."""
+    """Put the agent, and what else makes a guest of it, into the tree of a root file system."""
     here = Path(__file__).resolve().parent
     (root / "opt/test").mkdir(parents=True, exist_ok=True)
     shutil.copy(here / "guest_agent.py", root / "opt/test")
     units = root / "etc/systemd/system"
-    (units / "guest-agent.service").write_text(AGENT_UNIT)
-    wanted = units / "multi-user.target.wants" / "guest-agent.service"
-    wanted.parent.mkdir(exist_ok=True)
-    wanted.symlink_to("../guest-agent.service")
+    for name, target, text in (
+        ("guest-agent.service", "multi-user.target", AGENT_UNIT),
+        ("guest-clock.service", "sysinit.target", CLOCK_UNIT),
+    ):
+        (units / name).write_text(text)
+        wanted = units / f"{target}.wants" / name
+        wanted.parent.mkdir(exist_ok=True)
+        wanted.symlink_to(f"../{name}")
     for unit in MASKED:
         link = units / unit
         link.unlink(missing_ok=True)
@@ -160,5 +180,3 @@ def build_disk(image: GuestImage, root: Path) -> None:
     _run("mke2fs", "-q", "-t", "ext4", "-L", "root", "-E", "root_owner=0:0,lazy_itable_init=1", "-d", root,
          image.disk, f"{DISK_BYTES >> 20}M")  # fmt: skip
 
-
-__all__: Sequence[str] = ("GuestImage", "add_agent", "build_disk", "build_kernel")
