@@ -62,10 +62,11 @@ class EngineError(MagnitudeError):
     code = "engine_error"
 
 
-class EngineGone(EngineError):
-    """The engine died or fell silent while it held the request."""
+class Quarantined(EngineError):
+    """The request ended the engine each time that it was tried, with nothing else running. It is not tried again."""
 
-    code = "engine_gone"
+    code = "request_quarantined"
+    permanent = True
 
 
 class EngineNotReady(EngineError):

@@ -45,6 +45,7 @@ from magnitude.schedule.planning import plan_models, residency_of
 from magnitude.schedule.slot_files import SlotFiles
 from magnitude.schedule.throughput import Throughput
 from magnitude.supervise.lifecycle import EngineLifecycle, LoadFailed, ModelsReady
+from magnitude.supervise.loss import EngineLoss
 from magnitude.supervise.supervisor import EngineSupervisor
 from magnitude.text.catalogue import TextCatalogue
 
@@ -56,6 +57,10 @@ GRACEFUL_S = 10.0
 # So long before that, what is still open is ended with an error that its client can read.
 FAREWELL_S = 1.0
 
+
+# A spare engine is kept while so much memory is free besides: ten times what it takes itself, so that it is never the
+# reason why something else does not fit.
+SPARE_HEADROOM_BYTES = 300_000_000
 
 # The engine's name in the account of cores and memory.
 ENGINE = "engine"
@@ -79,6 +84,7 @@ class Service:
         if not plans:
             raise next(iter(left_out.values()))
         self._start = [plan for plan in plans if plan.stay != "on_demand"]
+        self._first: set[str] = set()  # models that the engine loaded before it was up
         self.texts = TextCatalogue()
         self.supervisor = EngineSupervisor(
             EngineLifecycle(
@@ -89,6 +95,7 @@ class Service:
             on_up=self._on_up,
             on_down=self._on_down,
             on_failed=self._on_failed,
+            spare_wanted=lambda: effective_memory(roots).headroom_bytes > SPARE_HEADROOM_BYTES,
         )
         self.dispatcher = Dispatcher(
             plans,
@@ -152,7 +159,14 @@ class Service:
 
     async def _load(self, link: EngineLink) -> ModelsReady | LoadFailed:
         await self.switch.settled()
-        return await self.loader.load_all(link, only=[plan.description.name for plan in self._start])
+        # Where requests wait to go on, what they need comes first; the other models follow while they do.
+        at_start = {plan.description.name for plan in self._start}
+        self._first = self.dispatcher.begun_models() or at_start
+        outcome = await self.loader.load_all(link, only=self._first)
+        if isinstance(outcome, LoadFailed) and self._first != at_start:
+            self._first = at_start  # one model's trouble is not the others'
+            outcome = await self.loader.load_all(link, only=self._first)
+        return outcome
 
     async def _admit(self, plan: ModelPlan, graph_file: str, engine: FreshEngine) -> MagnitudeError | None:
         hello = self.supervisor.hello
@@ -172,13 +186,16 @@ class Service:
 
     def _on_up(self, link: EngineLink) -> None:
         self.dispatcher.engine_up(link)
-        failed = {plan.description.name: str(plan.failure) for plan in self._start if plan.failure}
-        loaded = [plan.description.name for plan in self._start if not plan.failure]
-        self.switch.engine_up(link, loaded, failed)
+        plans = {plan.description.name: plan for plan in self.dispatcher.plans()}
+        failed = {name: str(plans[name].failure) for name in self._first if plans[name].failure}
+        self.switch.engine_up(link, [name for name in self._first if name not in failed], failed)
+        for plan in self._start:
+            if plan.description.name not in self._first:
+                self.switch.wanted(plan.description.name)
 
-    def _on_down(self, reason: str) -> None:
+    def _on_down(self, loss: EngineLoss) -> None:
         self.switch.engine_down()
-        self.dispatcher.engine_down(reason)
+        self.dispatcher.engine_down(loss)
 
     async def _leaving(self, model: str) -> None:
         self.texts.forget(self.dispatcher.model(model))

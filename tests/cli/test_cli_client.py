@@ -120,7 +120,7 @@ def test_an_error_without_the_envelope_is_still_an_error_with_its_status(content
 
 
 def test_an_error_inside_a_stream_ends_it() -> None:
-    lines = ['data: {"error": {"message": "engine gone", "code": "engine_gone"}}', "", "data: [DONE]", ""]
+    lines = ['data: {"error": {"message": "engine down", "code": "engine_not_ready"}}', "", "data: [DONE]", ""]
     with pytest.raises(ServiceRefused, match="engine gone"):
         list(chat_deltas(lines))
 

@@ -41,7 +41,7 @@ def test_failures_are_counted_and_do_not_bend_the_latency_picture() -> None:
         kind="generate", model="m", outcome="ok", prompt_tokens=100, new_tokens=11, prefill_s=1.0, decode_s=1.0
     )
     feedback.record(good)
-    feedback.record(TaskRecord(kind="generate", model="m", outcome="failed", code="engine_gone"))
+    feedback.record(TaskRecord(kind="generate", model="m", outcome="failed", code="request_quarantined"))
     feedback.record(TaskRecord(kind="generate", model="m", outcome="cancelled"))
     figures = feedback.figures()["generate m"]
     assert (figures.count, figures.failed, figures.cancelled) == (3, 1, 1)

@@ -21,6 +21,7 @@ from magnitude.schedule.inference import (
     KeptConversation,
     Priority,
     RankedResult,
+    Recycled,
     Reservation,
     ServiceHealth,
     ServiceState,
@@ -148,6 +149,8 @@ class FakeInference:
             accepted_tokens=3,
         )
         self.conversations: list[KeptConversation] = []
+        self.recycled: list[str] = []
+        self.down = False
 
     @property
     def open(self) -> int:
@@ -290,6 +293,12 @@ class FakeInference:
         gone = [one for one in self.kept(client) if model in (None, one.model)]
         self.conversations = [one for one in self.conversations if one not in gone]
         return len(gone)
+
+    async def recycle(self, reason: str) -> Recycled:
+        if self.down:
+            raise EngineNotReady("there is no engine to replace", hint="Ask again once it serves")
+        self.recycled.append(reason)
+        return Recycled(reason=reason, engine_pid=4, took_s=0.1, open_requests=1)
 
     def figures(self) -> ScheduleFigures:
         return self.schedule

@@ -7,7 +7,7 @@ import pytest
 from service_under_test import InProcess
 
 from magnitude.config import ServerSettings, Settings
-from magnitude.errors import EngineGone, Overloaded
+from magnitude.errors import EngineNotReady, Overloaded
 
 WEATHER = {
     "type": "function",
@@ -240,11 +240,11 @@ def test_a_failure_before_the_first_token_has_a_status(service: InProcess, strea
 
 def test_a_failure_in_the_middle_of_a_stream_is_an_event_and_no_done(service: InProcess) -> None:
     service.inference.answer, service.inference.fail_at = "hello you", 3
-    service.inference.error = EngineGone("The engine died", hint="Send the request again.")
+    service.inference.error = EngineNotReady("The engine died", hint="Send the request again.")
     reply = service.chat(stream=True)
     got = events(reply.text)
     assert reply.status_code == 200
-    assert got[-1]["error"]["code"] == "engine_gone"
+    assert got[-1]["error"]["code"] == "engine_not_ready"
     assert "[DONE]" not in got
     route = "/v1/chat/completions"
     assert service.count("magnitude_requests_total", route=route, status="503") == 1

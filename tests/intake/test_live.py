@@ -17,7 +17,7 @@ import pytest
 from service_under_test import Live
 
 from magnitude.config import ServerSettings
-from magnitude.errors import DeadlineExceeded, EngineGone, Overloaded
+from magnitude.errors import DeadlineExceeded, EngineNotReady, Overloaded
 
 TALK: list[Any] = [{"role": "user", "content": "hello"}]
 BODY = {"messages": TALK}
@@ -140,11 +140,11 @@ def test_the_openai_client_reads_code_param_and_type_of_an_error(live: Live) -> 
 
 def test_the_openai_client_raises_what_breaks_in_the_middle_of_a_stream(live: Live) -> None:
     live.inference.answer, live.inference.fail_at = "hello you", 2
-    live.inference.error = EngineGone("The engine died", hint="Send it again.")
+    live.inference.error = EngineNotReady("The engine died", hint="Send it again.")
     with pytest.raises(openai.APIError, match="The engine died") as caught:
         for _ in client_of(live).chat.completions.create(model="tiny-chat", messages=TALK, stream=True):
             pass
-    assert caught.value.code == "engine_gone"
+    assert caught.value.code == "engine_not_ready"
 
 
 def test_the_openai_client_knows_a_full_queue(live: Live) -> None:

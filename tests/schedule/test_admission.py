@@ -14,6 +14,7 @@ from magnitude.schedule.events import (
     Pause,
     Paused,
     PlacesChanged,
+    Proved,
     Reject,
     SetComputeSlots,
     Start,
@@ -21,6 +22,7 @@ from magnitude.schedule.events import (
     Tick,
     Withdraw,
 )
+from magnitude.schedule.inference import Deadline
 
 
 def test_generations_start_at_once_while_compute_slots_are_free() -> None:
@@ -81,13 +83,50 @@ def test_withdrawing_a_waiting_request_takes_it_out_of_the_queue() -> None:
     assert bench.end(1) == []
 
 
-def test_an_engine_that_dies_loses_what_ran_and_keeps_what_waits() -> None:
+def test_what_ran_in_an_engine_that_dies_goes_on_with_the_next_one_before_what_waits() -> None:
     bench = Bench(slots=1)
     bench.submit(1)
     bench.submit(2)
     assert bench.apply(EngineDown(), after_s=1.0) == [Lost(1)]
     assert bench.submit(3) == []
-    assert starts(bench.apply(EngineUp({"m": 2}), after_s=2.0)) == [2, 3]
+    effects = bench.apply(EngineUp({"m": 2}), after_s=2.0)
+    assert starts(effects) == [1, 2]
+    assert isinstance(effects[0], Start) and effects[0].resumed
+
+
+def test_what_was_asked_to_stop_ends_with_its_engine() -> None:
+    bench = Bench(slots=2)
+    bench.submit(1)
+    bench.submit(2, deadline=Deadline(at_s=1.0, hard=True))
+    bench.apply(Withdraw(1))
+    bench.apply(Tick(), after_s=2.0)
+    assert bench.apply(EngineDown()) == [Dropped(1), Dropped(2)]
+    assert bench.apply(EngineUp({"m": 2})) == []
+
+
+def test_suspects_go_on_one_after_the_other_and_everybody_else_after_them() -> None:
+    bench = Bench(slots=3)
+    for request_id in (1, 2, 3):
+        bench.submit(request_id)
+    bench.apply(EngineDown(frozenset({1, 3})))
+    assert starts(bench.apply(EngineUp({"m": 3}))) == [1]
+    assert bench.submit(4) == []
+    assert starts(bench.apply(Proved(1))) == [3]  # beside one that has proved itself
+    assert starts(bench.apply(Proved(3))) == [2]
+    assert starts(bench.end(3)) == [4]
+
+
+def test_a_suspect_whose_model_is_not_loaded_holds_nobody_back() -> None:
+    bench = Bench(slots=2)
+    bench.submit(1)
+    bench.submit(2)
+    bench.places.absent.add("m")
+    bench.apply(EngineDown(frozenset({1})))
+    bench.apply(EngineUp({"m": 2, "n": 1}))
+    assert starts(bench.submit(3, model="n")) == [3]
+    bench.places.absent.clear()
+    assert bench.apply(PlacesChanged()) == []
+    assert starts(bench.end(3)) == [1]
 
 
 def test_fewer_compute_slots_interrupt_nobody_and_hold_back_the_next() -> None:
@@ -380,7 +419,8 @@ def test_a_paused_generation_survives_the_engine() -> None:
     bench.submit(3, priority="interactive")
     bench.apply(Paused(1))
     assert bench.apply(EngineDown()) == [Lost(2), Lost(3)]
-    assert bench.apply(EngineUp({"m": 1})) == [Start(1, 0, 0.0, resumed=True)]
+    assert bench.apply(EngineUp({"m": 1})) == [Start(3, 2, 0.0, resumed=True)]
+    assert starts(bench.apply(SetComputeSlots("m", 3))) == [1, 2]
 
 
 def test_a_generation_that_ends_before_its_pause_simply_ends() -> None:

@@ -22,6 +22,7 @@ from magnitude.schedule.events import (
     Pause,
     Paused,
     PlacesChanged,
+    Proved,
     Reject,
     Reserve,
     SetComputeSlots,
@@ -58,6 +59,8 @@ class AdmissionMachine(RuleBasedStateMachine):
         self.interrupted: set[int] = set()
         self.expired: set[int] = set()
         self.over: set[int] = set()
+        self.suspects: set[int] = set()
+        self.proved: set[int] = set()
         self.newest = 0
 
     def apply(self, event: Event) -> None:
@@ -77,6 +80,9 @@ class AdmissionMachine(RuleBasedStateMachine):
                 self.waiting.discard(request_id)
                 self.paused.discard(request_id)
                 self.running.add(request_id)
+                if self.suspects & self.running:
+                    assert self.suspects & self.running == {request_id}
+                    assert self.running - {request_id} <= self.proved
                 submit = self.submits[request_id]
                 if submit.lane == "run":
                     assert placement is None and len(self.of_pool("")) <= RUN_PLACES
@@ -93,11 +99,13 @@ class AdmissionMachine(RuleBasedStateMachine):
                 assert retry_after_s >= 1
                 self.end(request_id)
             case Dropped():
-                assert request_id in self.waiting | self.paused | self.pausing
+                assert request_id in self.waiting | self.paused | self.pausing | self.interrupted | self.expired
                 self.end(request_id)
             case Lost():
-                assert request_id in self.running
-                self.end(request_id)
+                assert request_id in self.running - self.interrupted - self.expired
+                self.running.remove(request_id)
+                self.pausing.discard(request_id)
+                self.paused.add(request_id)
             case Interrupt():
                 assert request_id in self.running - self.interrupted
                 self.interrupted.add(request_id)
@@ -113,8 +121,9 @@ class AdmissionMachine(RuleBasedStateMachine):
                     self.end(request_id)
 
     def end(self, request_id: int) -> None:
-        for state in (self.waiting, self.paused, self.running, self.pausing):
+        for state in (self.waiting, self.paused, self.running, self.pausing, self.interrupted, self.expired):
             state.discard(request_id)
+        self.suspects.discard(request_id)
         self.over.add(request_id)
         self.places.free(request_id)
 
@@ -198,11 +207,22 @@ class AdmissionMachine(RuleBasedStateMachine):
             self.slots = {"m": m, "n": n}
             self.apply(EngineUp({"m": m, "n": n}))
 
-    @rule()
-    def engine_down(self) -> None:
+    @rule(data=st.data())
+    def engine_down(self, data: st.DataObject) -> None:
         self.slots = {}
-        self.apply(EngineDown())
+        suspects = data.draw(st.sets(st.sampled_from(sorted(self.running)))) if self.running else set()
+        self.suspects |= suspects
+        self.proved.clear()
+        self.apply(EngineDown(frozenset(suspects)))
         assert not self.running
+
+    @precondition(lambda self: self.suspects & self.running)
+    @rule()
+    def a_suspect_comes_further(self) -> None:
+        (request_id,) = self.suspects & self.running
+        self.suspects.remove(request_id)
+        self.proved.add(request_id)
+        self.apply(Proved(request_id))
 
     @precondition(lambda self: self.slots)
     @rule(model=MODELS, slots=st.integers(0, 4))
@@ -260,6 +280,11 @@ class AdmissionMachine(RuleBasedStateMachine):
     @invariant()
     def no_slot_stands_idle_in_vain(self) -> None:
         if not self.slots:
+            return
+        if self.suspects:
+            # One of them runs, or what has to end before one of them can.
+            able = [i for i in self.suspects if self.submits[i].lane == "run" or self.slots[self.submits[i].model]]
+            assert self.running or not able
             return
         for figures in self.admission.figures(self.now_s):
             if figures.name == "":

@@ -3,6 +3,7 @@
 import asyncio
 import gc
 import os
+import signal
 import sys
 import time
 from collections.abc import Awaitable, Callable
@@ -12,7 +13,7 @@ import msgspec
 import pytest
 
 from magnitude.engine.protocol import SamplerSettings, ToService
-from magnitude.errors import EngineError, EngineGone, EngineNotReady, ModelNotFound, Overloaded, RequestError
+from magnitude.errors import EngineError, EngineNotReady, ModelNotFound, Overloaded, Quarantined, RequestError
 from magnitude.feedback.records import Feedback
 from magnitude.models.description import DecoderShape, EncoderShape, ModelDescription
 from magnitude.policy.strategy import Strategy
@@ -20,8 +21,9 @@ from magnitude.schedule.dispatcher import Dispatcher
 from magnitude.schedule.inference import Deadline, GenerationTask
 from magnitude.schedule.loading import ModelLoader
 from magnitude.schedule.plan import ModelPlan
-from magnitude.supervise.engine_process import EngineProcess
+from magnitude.supervise.engine_process import EngineProcess, OnExit
 from magnitude.supervise.lifecycle import Begin, EngineLifecycle, Exited, Phase, Tick
+from magnitude.supervise.loss import EngineLoss
 from magnitude.supervise.supervisor import EngineSupervisor
 
 FAKE_ENGINE = Path(__file__).parents[1] / "supervise" / "fake_engine.py"
@@ -93,10 +95,10 @@ class House:
         if not self.loader.on_message(message):
             self.dispatcher.on_message(message)
 
-    def on_down(self, reason: str) -> None:
-        self.dispatcher.engine_down(reason)
+    def on_down(self, loss: EngineLoss) -> None:
+        self.dispatcher.engine_down(loss)
 
-    async def spawn(self, on_exit: Callable[[str], None]) -> EngineProcess:
+    async def spawn(self, on_exit: OnExit) -> EngineProcess:
         return await EngineProcess.spawn(on_exit, environ=self.environ, command=(sys.executable, str(FAKE_ENGINE)))
 
     async def until(self, condition: Callable[[], bool]) -> None:
@@ -234,28 +236,87 @@ def test_an_engine_that_dies_after_a_soft_deadline_takes_nothing_from_the_answer
 
 
 @pytest.mark.parametrize("instruction", [2, 3, 4])
-def test_an_engine_that_dies_falls_silent_or_hangs_fails_its_requests_and_comes_back(instruction: int) -> None:
+def test_a_request_that_kills_silences_or_hangs_the_engine_twice_is_refused_and_the_engine_comes_back(
+    instruction: int,
+) -> None:
     async def scenario(house: House) -> None:
-        with pytest.raises(EngineGone) as raised:
+        with pytest.raises(Quarantined) as raised:
             await read(house, [instruction])
         assert raised.value.hint
         assert await read(house, [1, 5]) == [5] * 4
-        assert house.supervisor.lifecycle.restarts == 1
+        assert house.supervisor.lifecycle.restarts == 2
+        with pytest.raises(Quarantined):  # the same again, which a client's library may send by itself
+            await read(house, [instruction])
+        assert house.supervisor.lifecycle.restarts == 2
 
     House([plan("m")]).play(scenario)
 
 
-def test_the_reader_of_a_lost_generation_sees_the_tokens_that_came_before() -> None:
+def test_those_that_ran_beside_a_request_that_kills_the_engine_go_on() -> None:
     async def scenario(house: House) -> None:
-        generation = await house.dispatcher.generate(task([1, 5], limit=100_000))
-        assert (await generation.next()).ids == [5]
-        with pytest.raises(EngineGone):
+        words = list(range(5, 205))
+        generation = await house.dispatcher.generate(task([1, *words], limit=200))
+        ids = (await generation.next()).ids
+        with pytest.raises(Quarantined):
             await read(house, [2])
-        with pytest.raises(EngineGone):
-            while True:
-                assert (await generation.next()).ids == [5]
+        while (emission := await generation.next()).reason is None:
+            ids += emission.ids
+        assert ids == words
+        assert emission.recoveries == 2
 
     House([plan("m")]).play(scenario)
+
+
+@pytest.mark.parametrize("times", [1, 5])
+def test_an_engine_that_is_killed_from_outside_costs_no_token(times: int) -> None:
+    async def scenario(house: House) -> None:
+        words = list(range(5, 305))
+        generation = await house.dispatcher.generate(task([1, *words], limit=300))
+        ids: list[int] = []
+        for _ in range(times):
+            ids += (await generation.next()).ids
+            pid = house.supervisor.pid
+            assert pid is not None
+            os.kill(pid, signal.SIGKILL)
+            await house.until(lambda pid=pid: house.supervisor.pid not in (pid, None))  # type: ignore[misc]
+        while (emission := await generation.next()).reason is None:
+            ids += emission.ids
+        assert ids == words
+        assert emission.reason == "length"
+        assert emission.recoveries >= 1
+
+    House([plan("m")]).play(scenario)
+
+
+def test_a_planned_replacement_costs_no_token_and_is_no_failure() -> None:
+    async def scenario(house: House) -> None:
+        words = list(range(5, 305))
+        generation = await house.dispatcher.generate(task([1, *words], limit=300))
+        ids = (await generation.next()).ids
+        before = house.supervisor.pid
+        await house.supervisor.recycle("to see whether it can be done")
+        assert house.supervisor.pid != before
+        assert house.supervisor.lifecycle.phase is Phase.UP
+        while (emission := await generation.next()).reason is None:
+            ids += emission.ids
+        assert ids == words
+        assert (house.supervisor.recycles, house.supervisor.recent_losses) == (1, 0)
+
+    House([plan("m")]).play(scenario)
+
+
+def test_an_embedding_in_an_engine_that_is_lost_is_computed_by_the_next_one() -> None:
+    async def scenario(house: House) -> None:
+        await house.until(lambda: house.supervisor.lifecycle.phase is Phase.UP)
+        pid = house.supervisor.pid
+        assert pid is not None
+        os.kill(pid, signal.SIGSTOP)  # so that it is certainly there when the engine goes
+        waiting = asyncio.create_task(house.dispatcher.embed("e", [[1]], [], request_key="r"))
+        await house.until(lambda: house.dispatcher.running == 1)
+        os.kill(pid, signal.SIGKILL)
+        assert len((await waiting).rows) == 1
+
+    House([plan("m"), embedder("e")]).play(scenario)
 
 
 def test_embeddings_run_beside_generations() -> None:
@@ -336,7 +397,7 @@ def test_nobody_waits_for_an_engine_that_does_not_stay_up() -> None:
         assert house.supervisor.lifecycle.phase is not Phase.FAILED
 
     class Hopeless(House):
-        async def spawn(self, on_exit: Callable[[str], None]) -> EngineProcess:
+        async def spawn(self, on_exit: OnExit) -> EngineProcess:
             raise OSError("no memory")
 
     Hopeless([plan("m")]).play(scenario)
@@ -370,7 +431,7 @@ def test_a_stop_while_the_engine_is_spawned_leaves_no_process() -> None:
     pids: list[int] = []
 
     class Slow(House):
-        async def spawn(self, on_exit: Callable[[str], None]) -> EngineProcess:
+        async def spawn(self, on_exit: OnExit) -> EngineProcess:
             await asyncio.sleep(0.1)
             process = await super().spawn(on_exit)
             pids.append(process.pid)
@@ -392,7 +453,7 @@ def test_a_spawn_that_fails_however_is_tried_again() -> None:
         assert house.supervisor.lifecycle.restarts == 2
 
     class Unlucky(House):
-        async def spawn(self, on_exit: Callable[[str], None]) -> EngineProcess:
+        async def spawn(self, on_exit: OnExit) -> EngineProcess:
             if failures:
                 raise failures.pop()
             return await super().spawn(on_exit)

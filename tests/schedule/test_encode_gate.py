@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from magnitude.engine.protocol import Embed, Vectors
-from magnitude.errors import ContextLengthExceeded, EngineError, EngineGone, Overloaded, RequestError
+from magnitude.errors import ContextLengthExceeded, EngineError, EngineNotReady, Overloaded, RequestError
 from magnitude.models.description import EncoderShape, ModelDescription
 from magnitude.schedule.encode_batching import EncodeLimits
 from magnitude.schedule.encode_gate import EncodeGate
@@ -172,13 +172,13 @@ def test_a_text_on_which_the_engine_fails_costs_only_its_own_request():
     run(work())
 
 
-def test_a_lost_engine_is_told_to_every_request_of_the_batch_at_once():
+def test_an_engine_that_does_not_come_is_told_to_every_request_of_the_batch_at_once():
     async def work() -> None:
         engine = Engine()
-        engine.error = EngineGone("lost")
+        engine.error = EngineNotReady("lost")
         gate = gate_over(engine, busy=True)
         outcomes = await together(engine, gate, gate.embed(MODEL, [[1]], []), gate.embed(MODEL, [[2]], []))
-        assert all(isinstance(outcome, EngineGone) for outcome in outcomes)
+        assert all(isinstance(outcome, EngineNotReady) for outcome in outcomes)
         assert len(engine.batches) == 1
 
     run(work())

@@ -20,7 +20,7 @@ from magnitude.schedule.loading import ModelLoader
 from magnitude.schedule.model_switch import ModelSwitch, need_of
 from magnitude.schedule.plan import ModelPlan
 from magnitude.schedule.residency import STAY_LEAST_S, ModelNeed, Residency
-from magnitude.supervise.engine_process import EngineProcess
+from magnitude.supervise.engine_process import EngineProcess, OnExit
 from magnitude.supervise.lifecycle import EngineLifecycle
 from magnitude.supervise.supervisor import EngineSupervisor
 
@@ -306,7 +306,7 @@ def test_models_change_places_in_a_real_engine_process_and_come_back_after_its_d
     async def leaving(model: str) -> None:
         pass
 
-    async def spawn(on_exit: Callable[[str], None]) -> EngineProcess:
+    async def spawn(on_exit: OnExit) -> EngineProcess:
         return await EngineProcess.spawn(on_exit, command=(sys.executable, str(FAKE_ENGINE)))
 
     supervisor = EngineSupervisor(

@@ -19,8 +19,9 @@ from magnitude.schedule.loading import ModelLoader
 from magnitude.schedule.model_switch import ModelSwitch
 from magnitude.schedule.plan import ModelPlan, Stay
 from magnitude.schedule.residency import ModelNeed, Residency
-from magnitude.supervise.engine_process import EngineProcess
+from magnitude.supervise.engine_process import EngineProcess, OnExit
 from magnitude.supervise.lifecycle import EngineLifecycle, Phase
+from magnitude.supervise.loss import EngineLoss
 from magnitude.supervise.supervisor import EngineSupervisor
 
 FAKE_ENGINE = Path(__file__).parents[1] / "supervise" / "fake_engine.py"
@@ -98,15 +99,15 @@ class House:
         self.dispatcher.engine_up(link)
         self.switch.engine_up(link, ["chat"])
 
-    def on_down(self, reason: str) -> None:
+    def on_down(self, loss: EngineLoss) -> None:
         self.switch.engine_down()
-        self.dispatcher.engine_down(reason)
+        self.dispatcher.engine_down(loss)
 
     async def leaving(self, model: str) -> None:
         self.left.append(model)
         await self.dispatcher.conversations.leave(model)
 
-    async def spawn(self, on_exit: Callable[[str], None]) -> EngineProcess:
+    async def spawn(self, on_exit: OnExit) -> EngineProcess:
         return await EngineProcess.spawn(on_exit, command=(sys.executable, str(FAKE_ENGINE)))
 
     def play(self, scenario: Callable[["House"], Awaitable[None]]) -> None:

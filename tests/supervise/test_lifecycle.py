@@ -4,10 +4,14 @@ from hypothesis import strategies as st
 from magnitude.supervise.lifecycle import (
     BACKOFF_MAX_S,
     HELLO_DEADLINE_S,
+    REAP_PATIENCE_S,
+    RECENT_S,
+    RESTART_BUDGET,
     SILENCE_DEADLINE_S,
     STABLE_AFTER_S,
     STRUGGLING_AFTER,
     TICK_S,
+    Abandon,
     Announce,
     Beat,
     Begin,
@@ -15,6 +19,7 @@ from magnitude.supervise.lifecycle import (
     EngineLifecycle,
     Event,
     Exited,
+    GiveUp,
     Kill,
     LoadFailed,
     LoadModels,
@@ -22,12 +27,14 @@ from magnitude.supervise.lifecycle import (
     ModelLoads,
     ModelsReady,
     Phase,
+    Recycle,
     SaidHello,
     Spawn,
     Stop,
     Terminate,
     Tick,
 )
+from magnitude.supervise.loss import EngineLoss
 
 
 def new() -> EngineLifecycle:
@@ -133,7 +140,7 @@ def test_it_struggles_after_failures_in_a_row_until_it_is_up() -> None:
     for crash in range(STRUGGLING_AFTER):
         assert not engine.struggling
         engine.apply(Exited("crash"), crash * 100.0)
-        assert engine.phase is Phase.BACKING_OFF
+        assert engine.phase is (Phase.BACKING_OFF if crash else Phase.STARTING)
         engine.apply(Tick(), crash * 100.0 + 50)
     assert engine.struggling
     engine.apply(SaidHello(True), 400.0)
@@ -164,14 +171,73 @@ def test_the_reason_of_a_kill_survives_the_exit_status() -> None:
 def test_crashes_in_a_row_wait_longer_and_longer_up_to_a_bound() -> None:
     engine, now_s, delays = new(), 0.0, []
     engine.apply(Begin(), now_s)
-    for _ in range(12):
+    assert acts(engine.apply(Exited("the engine left with status 1"), now_s)) == [Spawn]  # the first retry
+    for _ in range(RESTART_BUDGET - 1):
         engine.apply(Exited("the engine left with status 1"), now_s)
         delays.append(engine.next_check_s(now_s))
         now_s = retry_at(engine, now_s)
         assert acts(engine.apply(Tick(), now_s)) == [Spawn]
     assert delays == sorted(delays)
     assert delays[-1] == BACKOFF_MAX_S
-    assert engine.restarts == 12
+    assert engine.restarts == RESTART_BUDGET
+
+
+def test_when_the_restart_budget_is_spent_the_service_is_to_leave() -> None:
+    engine, now_s = new(), 0.0
+    engine.apply(Begin(), now_s)
+    for _ in range(RESTART_BUDGET):
+        assert GiveUp not in acts(engine.apply(Exited("no memory", "start"), now_s))
+        now_s = retry_at(engine, now_s)
+        engine.apply(Tick(), now_s)
+    assert acts(engine.apply(Exited("no memory", "start"), now_s)) == [GiveUp]
+    assert engine.phase is Phase.FAILED
+    assert "no memory" in engine.reason
+    assert acts(engine.apply(Tick(), now_s + 3600.0)) == []
+
+
+def test_an_engine_that_did_something_is_replaced_at_once_however_often() -> None:
+    engine, now_s = up(), 1.0
+    for _ in range(10 * RESTART_BUDGET):
+        assert acts(engine.apply(Exited("SIGSEGV", "crash", productive=True), now_s)) == [Spawn]
+        engine.apply(SaidHello(True), now_s)
+        engine.apply(ModelsReady(), now_s)
+        now_s += 1.0
+    assert engine.recent_losses(now_s) == 10 * RESTART_BUDGET
+    assert engine.recent_losses(now_s + RECENT_S + 1) == 0
+
+
+def test_a_planned_replacement_is_at_once_and_no_failure() -> None:
+    engine = up()
+    assert engine.apply(Recycle("grown too large"), 5.0) == [Kill("grown too large", planned=True)]
+    assert acts(engine.apply(Exited("SIGKILL", "killed"), 5.1)) == [Spawn]
+    assert engine.loss == EngineLoss("grown too large", "recycled")
+    assert engine.recent_losses(6.0) == 0
+
+
+def test_one_that_is_not_up_is_fresh_enough() -> None:
+    engine = new()
+    engine.apply(Begin(), 0.0)
+    assert engine.apply(Recycle("on request"), 1.0) == []
+
+
+def test_a_killed_engine_that_does_not_go_away_is_abandoned_and_replaced() -> None:
+    engine = up()
+    engine.apply(Tick(), 100.0)
+    engine.apply(Beat(5, 61.0), 100.1)
+    effects = idle(engine, 100.0, 100.0 + REAP_PATIENCE_S + 1)
+    assert acts(effects)[:2] == [Abandon, Spawn]
+    assert engine.loss is not None and engine.loss.cause == "hang"
+
+
+def test_how_an_engine_was_lost_is_told_by_what_was_done_about_it() -> None:
+    engine = up()
+    engine.apply(Beat(5, 61.0), 102.0)
+    engine.apply(Exited("SIGKILL", "killed"), 102.1)
+    assert engine.loss is not None and engine.loss.cause == "hang" and engine.loss.blames_request
+    loading = new()
+    loading.apply(Begin(), 0.0)
+    loading.apply(Exited("SIGSEGV", "crash"), 0.1)
+    assert loading.loss is not None and loading.loss.cause == "start" and not loading.loss.blames_request
 
 
 def test_a_stable_run_forgives_earlier_crashes() -> None:
@@ -203,8 +269,7 @@ def test_a_passing_load_failure_is_tried_again() -> None:
     engine.apply(Begin(), 0.0)
     engine.apply(SaidHello(True), 0.0)
     assert acts(engine.apply(LoadFailed("no memory just now", permanent=False), 1.0)) == [Kill]
-    engine.apply(Exited("SIGKILL"), 1.1)
-    assert engine.phase is Phase.BACKING_OFF
+    assert acts(engine.apply(Exited("SIGKILL"), 1.1)) == [Spawn]
 
 
 def test_stopping_ends_it_for_good() -> None:
@@ -219,7 +284,8 @@ EVENTS = st.one_of(
     st.just(ModelsReady()),
     st.builds(LoadFailed, st.just("x"), st.just(False)),
     st.builds(Beat, st.integers(0, 100), st.floats(0, 100)),
-    st.just(Exited("crash")),
+    st.builds(Exited, st.just("x"), st.sampled_from(["crash", "killed"]), st.booleans()),
+    st.just(Recycle("x")),
     st.just(Tick()),
 )
 
@@ -234,6 +300,8 @@ def test_there_is_never_more_than_one_process(events: list[tuple[Event, float]])
         if isinstance(event, Exited):
             alive = 0
         for effect in engine.apply(event, now_s):
+            if isinstance(effect, Abandon):
+                alive = 0
             if isinstance(effect, Spawn):
                 assert alive == 0
                 alive = 1

@@ -34,7 +34,6 @@ CHAT = "smollm2-135m-instruct"
 EMBEDDER = "all-minilm-l6-v2"
 KILLS = 20
 PROMPTS = ["What is the capital of France?", "Name three colours.", "Count from one to ten."]
-HONEST = {"engine_gone", "engine_not_ready"}
 PATIENCE_S = 120.0  # a test that waits so long has failed
 STRIKES_S = KILLS * 20.0  # an engine takes seconds to be back on a machine that is busy otherwise
 
@@ -42,12 +41,6 @@ STRIKES_S = KILLS * 20.0  # an engine takes seconds to be back on a machine that
 def chat_body(prompt: str, **more: Any) -> dict[str, Any]:
     body = {"model": CHAT, "messages": [{"role": "user", "content": prompt}], "temperature": 0, "max_tokens": 12}
     return body | more
-
-
-def check_honest(error: dict[str, Any]) -> str:
-    assert error["code"] in HONEST, error
-    assert error["message"] and error["hint"]
-    return str(error["code"])
 
 
 class Traffic:
@@ -70,38 +63,25 @@ class Traffic:
             "data"
         ][0]["embedding"]
 
-    def failed(self, reply: httpx.Response) -> bool:
-        if reply.status_code == 200:
-            return False
-        assert reply.status_code == 503, reply.text
-        assert reply.headers["retry-after"]
-        self.seen[check_honest(reply.json()["error"])] += 1
-        return True
-
     async def whole(self, prompt: str) -> None:
         reply = await self.client.post("/v1/chat/completions", json=chat_body(prompt))
-        if not self.failed(reply):
-            assert reply.json()["choices"][0]["message"]["content"] == self.texts[prompt]
-            self.seen["answered"] += 1
+        assert reply.status_code == 200, reply.text
+        assert reply.json()["choices"][0]["message"]["content"] == self.texts[prompt]
+        self.seen["answered"] += 1
+        self.seen["recovered"] += int(reply.headers.get("x-magnitude-recoveries", 0))
 
     async def streamed(self, prompt: str) -> None:
         text, done = "", False
         async with self.client.stream("POST", "/v1/chat/completions", json=chat_body(prompt, stream=True)) as reply:
-            if reply.status_code != 200:
-                await reply.aread()
-                self.failed(reply)
-                return
+            assert reply.status_code == 200, await reply.aread()
             async for line in reply.aiter_lines():
                 if not line.startswith("data: "):
                     continue
                 if line == "data: [DONE]":
                     done = True
-                elif "error" in (event := json.loads(line[6:])):
-                    assert not done
-                    assert self.texts[prompt].startswith(text)
-                    self.seen["stream: " + check_honest(event["error"])] += 1
-                    return
                 else:
+                    event = json.loads(line[6:])
+                    assert "error" not in event, event
                     text += event["choices"][0]["delta"].get("content") or ""
         assert done, "a stream ended without [DONE] and without an error"
         assert text == self.texts[prompt]
@@ -109,9 +89,9 @@ class Traffic:
 
     async def embedded(self, _: str) -> None:
         reply = await self.client.post("/v1/embeddings", json={"model": EMBEDDER, "input": "text"})
-        if not self.failed(reply):
-            assert reply.json()["data"][0]["embedding"] == pytest.approx(self.vector, abs=1e-5)
-            self.seen["embedded"] += 1
+        assert reply.status_code == 200, reply.text
+        assert reply.json()["data"][0]["embedding"] == pytest.approx(self.vector, abs=1e-5)
+        self.seen["embedded"] += 1
 
     async def left(self, prompt: str) -> None:
         """A client that goes away, sometimes before the first token."""
@@ -140,6 +120,8 @@ async def strike(service: Service, kills: int) -> None:
     """Kill engine after engine: most while they serve, some while they start or load."""
     supervisor = service.supervisor
     for number in range(kills):
+        # Crashes in a row before anything was done would be laid to a request; kills from outside never are.
+        how = signal.SIGKILL
         match number % 5:
             case 4:
                 await until(lambda: supervisor.pid is not None and supervisor.lifecycle.phase is not Phase.UP)
@@ -147,19 +129,20 @@ async def strike(service: Service, kills: int) -> None:
             case 3:  # time enough for whole answers
                 await until(lambda: supervisor.lifecycle.phase is Phase.UP)
                 await asyncio.sleep(random.uniform(2.0, 3.0))
+                how = random.choice([signal.SIGSEGV, signal.SIGABRT])
             case _:
                 await until(lambda: supervisor.lifecycle.phase is Phase.UP)
                 await asyncio.sleep(random.uniform(0.0, 0.8))
         if (pid := supervisor.pid) is not None:
-            os.kill(pid, random.choice([signal.SIGKILL, signal.SIGSEGV, signal.SIGABRT]))
-            await until(lambda: supervisor.pid is None)
+            os.kill(pid, how)
+            await until(lambda pid=pid: supervisor.pid != pid)  # type: ignore[misc]
 
 
 def open_descriptors() -> int:
     return sum(1 for _ in Path("/proc/self/fd").iterdir())
 
 
-def test_killing_engines_under_traffic_costs_nobody_a_wrong_answer_and_leaves_nothing_behind(
+def test_killing_engines_under_traffic_costs_nobody_an_answer_and_leaves_nothing_behind(
     magnitude_home: Path, tmp_path: Path
 ) -> None:
     (tmp_path / "models").symlink_to(magnitude_home / "models")
@@ -206,7 +189,7 @@ async def run_trouble(home: Path) -> None:
         assert (calm.texts, calm.vector) == (traffic.texts, pytest.approx(traffic.vector, abs=1e-5))
         seen = traffic.seen
         assert seen["answered"] + seen["streamed"] and seen["embedded"] and seen["left"], seen
-        assert seen["engine_gone"] + seen["stream: engine_gone"], seen
+        assert seen["recovered"], seen
         await until(lambda: (service.dispatcher.running, service.dispatcher.waiting) == (0, 0))
         assert await service.dispatcher.forget(None) > 0
         await until(lambda: service.dispatcher.kv_resident_bytes() < 1_000_000)

@@ -26,6 +26,7 @@ ORDER = (
     "run",
     "ps",
     "kv",
+    "recycle",
     "list",
     "show",
     "import",

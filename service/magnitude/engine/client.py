@@ -15,6 +15,8 @@ log = logging.getLogger("magnitude.engine")
 
 # Large enough for a batch of embeddings in few reads, small enough to stay off the heap's large-block path.
 READ_BYTES = 1 << 18
+# Why a connection ended that ended in order, as it does with a process that dies.
+CLOSED = "the engine closed its connection"
 
 
 class _Broken(Exception):
@@ -66,7 +68,7 @@ class EngineLink:
     async def _read(self) -> None:
         loop = asyncio.get_running_loop()
         reader: FrameReader[ToService] = FrameReader(ToService)
-        reason = "the engine closed its connection"
+        reason = CLOSED
         try:
             while data := await loop.sock_recv(self._sock, READ_BYTES):
                 for message in self._understood(reader, data):

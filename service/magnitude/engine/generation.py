@@ -15,6 +15,7 @@ from itertools import takewhile
 from typing import TYPE_CHECKING
 
 from magnitude.engine.kv import KvMemory
+from magnitude.engine.pieces import LEAST_PIECE, first_position
 from magnitude.engine.protocol import (
     Finished,
     FinishReason,
@@ -33,12 +34,6 @@ if TYPE_CHECKING:
     from magnitude.engine.speculation import Draft, Speculation
 
 log = logging.getLogger(__name__)
-
-
-# A prompt never enters in a piece of one token. The attention of a single token adds up in another order than that
-# of several (logits up to 0.6 apart with float KV and INT8 activations), while pieces from two tokens on agree to the
-# bit with the prompt in one: so a prompt gives the same answer however much of it was cached and however it was cut.
-LEAST_PIECE = 2
 
 
 def check_generate(request: Generate, *, slots: int, max_len: int, vocab_size: int) -> None:
@@ -60,16 +55,6 @@ def check_generate(request: Generate, *, slots: int, max_len: int, vocab_size: i
         )
     if len(request.prompt) + len(request.emitted) > max_len and request.overflow == "stop":
         raise ContextLengthExceeded("the prompt and what was emitted do not fit the slot", param="messages")
-
-
-def first_position(prompt: int, emitted: int, valid: int) -> int:
-    """The position at which to go on, when the first `valid` positions of the slot are right.
-
-    The step whose logits give the next token is always done again. What is left of the prompt is never less than a
-    piece.
-    """
-    start = min(valid, prompt + emitted - 1)
-    return start if start >= prompt else max(0, min(start, prompt - LEAST_PIECE))
 
 
 def _reusable(request: Generate, kv: KvMemory, model_hash: str, ids: list[int], running: Generation | None) -> int:
@@ -155,7 +140,7 @@ class Generation:
         self._prefilled_s: float | None = None
         self._steps = self._batched = 0
         self._state = state
-        self._cached = min(self._index, len(request.prompt))
+        self._kept = self._index
 
     @property
     def _index(self) -> int:
@@ -224,7 +209,11 @@ class Generation:
         done = self._index
         messages: list[Message] = []
         if done <= prompt:
-            messages.append(PrefillProgress(request_id=self.request_id, done_tokens=done, total_tokens=prompt))
+            messages.append(
+                PrefillProgress(
+                    request_id=self.request_id, done_tokens=done, total_tokens=prompt, kept_tokens=self._kept
+                )
+            )
         else:
             self._steps += 1
             self._batched += batch
@@ -338,7 +327,8 @@ class Generation:
             wait_s=first_s - self._received_s,
             prefill_s=prefilled_s - first_s,
             decode_s=now_s - prefilled_s,
-            cached_tokens=self._cached,
+            cached_tokens=min(self._kept, len(self._request.prompt)),
+            kept_tokens=self._kept,
             mean_batch=self._batched / self._steps if self._steps else 0.0,
             drafted_tokens=self._speculation.drafted if self._speculation is not None else 0,
             accepted_tokens=self._speculation.accepted if self._speculation is not None else 0,

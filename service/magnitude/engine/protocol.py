@@ -278,11 +278,12 @@ class Tokens(Message, frozen=True, kw_only=True, tag="tokens"):
 
 
 class PrefillProgress(Message, frozen=True, kw_only=True, tag="prefill"):
-    """`done_tokens` of the prompt are in the KV cache."""
+    """`done_tokens` of the prompt are in the KV cache; `kept_tokens` positions were there before this run."""
 
     request_id: int
     done_tokens: int
     total_tokens: int
+    kept_tokens: int = 0
 
 
 class Finished(Message, frozen=True, kw_only=True, tag="finished"):
@@ -300,6 +301,7 @@ class Finished(Message, frozen=True, kw_only=True, tag="finished"):
     drafted_tokens: int = 0
     accepted_tokens: int = 0  # of those drafted
     slid_tokens: int = 0  # positions dropped by a sliding window
+    kept_tokens: int = 0  # positions, of the prompt and of what was emitted before, that were not computed again
 
 
 class StepGroup(msgspec.Struct, frozen=True, kw_only=True):

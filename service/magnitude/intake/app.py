@@ -24,6 +24,7 @@ from magnitude.intake.gate import Gate
 from magnitude.intake.kv import KeptKv
 from magnitude.intake.models import list_models, show_model
 from magnitude.intake.pipeline import pipeline
+from magnitude.intake.recycle import recycle
 from magnitude.intake.rerank import rerank
 from magnitude.intake.reserve import Reserve
 from magnitude.schedule.inference import Inference
@@ -44,6 +45,7 @@ ROUTES = [
     Route("/v1/magnitude/state", health.state, methods=["GET"]),
     Route("/v1/magnitude/pipeline", pipeline, methods=["POST"]),
     Route("/v1/magnitude/reserve", Reserve),
+    Route("/v1/magnitude/recycle", recycle, methods=["POST"]),
     Route("/openapi.json", health.openapi, methods=["GET"]),
     Route("/v2", open_inference.server_metadata, methods=["GET"]),
     Route("/v2/health/live", open_inference.server_live, methods=["GET"]),

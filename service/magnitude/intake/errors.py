@@ -19,13 +19,13 @@ from magnitude.errors import (
     Cancelled,
     DeadlineExceeded,
     EngineError,
-    EngineGone,
     EngineNotReady,
     Forbidden,
     MagnitudeError,
     ModelError,
     ModelNotFound,
     Overloaded,
+    Quarantined,
     RequestError,
     TooLarge,
     Unauthorized,
@@ -44,8 +44,9 @@ STATUS: dict[type[MagnitudeError], int] = {
     Cancelled: 499,  # nobody is there to read it; the log and the metrics show it
     ModelError: 500,
     EngineError: 500,
-    EngineGone: 503,
     EngineNotReady: 503,
+    # Not a 5xx: clients send those again by themselves.
+    Quarantined: 422,
     BudgetExceeded: 503,
 }
 

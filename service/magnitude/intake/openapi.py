@@ -94,6 +94,7 @@ def openapi_document() -> dict[str, Any]:
                     "responses": _responses(),
                 },
             },
+            "/v1/magnitude/recycle": _post("Replace the engine", {"reason": _TEXT}, []),
             "/openapi.json": _get("This description"),
             "/v2": _get("Open Inference Protocol: the server"),
             "/v2/health/live": _get("Is the service alive"),

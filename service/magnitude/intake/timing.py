@@ -17,7 +17,8 @@ from magnitude.text.usage import Usage
 class AnswerCost(msgspec.Struct, frozen=True, kw_only=True):
     """What one generation took. `total_s` runs from the request's arrival to its last token; `batch` is the mean
     number of generations that decoded together, this one included, and 0 without a decode step. `cut`: why the answer
-    is shorter than asked."""
+    is shorter than asked. `recoveries`: how often its engine was replaced under way; `recomputed_tokens` positions
+    were not there any more afterwards."""
 
     usage: Usage
     queue_s: float
@@ -29,6 +30,8 @@ class AnswerCost(msgspec.Struct, frozen=True, kw_only=True):
     drafted_tokens: int = 0
     accepted_tokens: int = 0
     cut: str = ""
+    recoveries: int = 0
+    recomputed_tokens: int = 0
 
     @classmethod
     def of(cls, last: Emission, usage: Usage, *, total_s: float) -> AnswerCost:
@@ -44,6 +47,8 @@ class AnswerCost(msgspec.Struct, frozen=True, kw_only=True):
             drafted_tokens=last.drafted_tokens,
             accepted_tokens=last.accepted_tokens,
             cut=last.cut,
+            recoveries=last.recoveries,
+            recomputed_tokens=last.recomputed_tokens,
         )
 
     def times_ms(self) -> dict[str, float]:
@@ -68,6 +73,9 @@ class AnswerCost(msgspec.Struct, frozen=True, kw_only=True):
             headers["X-Magnitude-Slot"] = str(self.slot)
         if self.cut:
             headers["X-Magnitude-Cut"] = self.cut
+        if self.recoveries:
+            headers["X-Magnitude-Recoveries"] = str(self.recoveries)
+            headers["X-Magnitude-Recomputed-Tokens"] = str(self.recomputed_tokens)
         return headers
 
     def extension(self) -> dict[str, Any]:
@@ -82,6 +90,8 @@ class AnswerCost(msgspec.Struct, frozen=True, kw_only=True):
             "slot": self.slot,
             "batch": round(self.batch, 2),
             "cut": self.cut or None,
+            "recoveries": self.recoveries,
+            "recomputed_tokens": self.recomputed_tokens,
         }
 
     def notes(self) -> dict[str, Any]:
@@ -94,6 +104,8 @@ class AnswerCost(msgspec.Struct, frozen=True, kw_only=True):
             notes |= {"drafted": self.drafted_tokens, "accepted": self.accepted_tokens}
         if self.cut:
             notes["cut"] = self.cut
+        if self.recoveries:
+            notes |= {"recoveries": self.recoveries, "recomputed_tokens": self.recomputed_tokens}
         return notes
 
 

@@ -30,12 +30,12 @@ from magnitude.schedule.events import (
     Paused,
     Places,
     PlacesChanged,
+    Proved,
     Reject,
     Reserve,
     SetComputeSlots,
     Start,
     Submit,
-    Tick,
     Withdraw,
 )
 from magnitude.schedule.fair_share import work_tokens
@@ -72,6 +72,8 @@ class Admission:
         self._pools: dict[str, Pool] = {}
         self._requests: dict[int, Request] = {}
         self._dated: dict[int, Request] = {}  # those with a deadline
+        self._suspects: set[int] = set()
+        self._proved: set[int] = set()
         self._default_model = ""
         self._arrivals = 0
         self._up = False
@@ -135,8 +137,11 @@ class Admission:
                 self._default_model = next(iter(models), "")
                 for model in [*models, *(self._pools.keys() - models.keys())]:
                     self._pool(model).slots = max(0, models.get(model, 0))
-            case EngineDown():
-                effects += self._engine_down(now_s)
+            case EngineDown(suspects):
+                effects += self._engine_down(suspects, now_s)
+            case Proved(request_id) if request_id in self._suspects:
+                self._suspects.discard(request_id)
+                self._proved.add(request_id)
             case SetComputeSlots(model, slots):
                 self._pool(model).slots = max(0, slots)
             case Reserve():
@@ -144,7 +149,7 @@ class Admission:
             case PlacesChanged():
                 for pool in self._all():
                     pool.places_changed()
-            case Tick():
+            case _:
                 pass
         # After the event: what just ended was in time, however late the news of it.
         effects += self._expire(now_s)
@@ -203,27 +208,38 @@ class Admission:
                 submit.client, submit.expect, submit.priority, slots=pool.slots, hold_s=hold_s, now_s=now_s
             )
 
-    def _engine_down(self, now_s: float) -> list[Effect]:
+    def _engine_down(self, suspects: frozenset[int], now_s: float) -> list[Effect]:
         self._up = False
-        lost = [request for pool in self._all() for request in pool.running.values()]
-        for request in lost:
-            self._pool_of(request.submit).shares.correct(request.submit.client, -request.charged)
-            self._leave(request, now_s, answered=False)
-        return [Lost(request.submit.request_id) for request in lost]
+        self._suspects |= suspects & self._requests.keys()
+        self._proved.clear()
+        effects: list[Effect] = []
+        for request in [request for pool in self._all() for request in pool.running.values()]:
+            request_id = request.submit.request_id
+            if request.interrupted or request.expired:
+                # Nobody wants more of it.
+                self._leave(request, now_s, answered=request.expired)
+                effects.append(Dropped(request_id))
+            else:
+                self._wait_again(request, now_s)
+                effects.append(Lost(request_id))
+        return effects
 
     def _paused(self, request_id: int, now_s: float) -> list[Effect]:
         request = self._requests.get(request_id)
         if request is None or not request.running:
             return []
-        pool = self._pool_of(request.submit)
         if request.interrupted or request.expired:
             # Nobody wants more of it, and the engine, which holds it no longer, has nothing more to say about it.
             self._leave(request, now_s, answered=False)
             return [Dropped(request_id)]
+        self._wait_again(request, now_s)
+        return []
+
+    def _wait_again(self, request: Request, now_s: float) -> None:
+        pool = self._pool_of(request.submit)
         pool.stopped(request, now_s)
         request.age_from_s = now_s
         pool.waiting.append(request)
-        return []
 
     def _reserve(self, event: Reserve, now_s: float) -> None:
         pool = self._pools.get(event.model or self._default_model)
@@ -260,12 +276,35 @@ class Admission:
     def _start(self, now_s: float) -> list[Effect]:
         if not self._up:
             return []
+        if (suspects := self._suspects_first()) is not None:
+            return self._start_suspect(suspects, now_s)
         effects: list[Effect] = []
         for pool in self._all():
             while (start := self._start_next(pool, now_s)) is not None:
                 effects.append(start)
             effects += self._preempt(pool, now_s)
         return effects
+
+    def _suspects_first(self) -> list[Request] | None:
+        """Suspects that may start, empty when all have to wait: one of them is tried at a time, beside none but those
+        that have proved themselves. None: no suspect can go now."""
+        if any(pool.running.keys() & self._suspects for pool in self._all()):
+            return []
+        known = [self._requests[request_id] for request_id in self._suspects]
+        ready = [
+            r for r in known if self._pool_of(r.submit).free > 0 and self._places.ready(r.submit.model, begun=True)
+        ]
+        if not ready:
+            return None
+        unknown = any(pool.running.keys() - self._proved for pool in self._all())
+        return [] if unknown else sorted(ready, key=lambda request: request.order)
+
+    def _start_suspect(self, suspects: list[Request], now_s: float) -> list[Effect]:
+        for request in suspects[:1]:
+            generates = request.submit.lane == "generation"
+            placement = self._places.place(request.submit.request_id, now_s) if generates else None
+            return [self._begin(self._pool_of(request.submit), request, placement, now_s)]
+        return []
 
     def _start_next(self, pool: Pool, now_s: float) -> Start | None:
         if pool.free <= 0 or not pool.waiting:
@@ -381,6 +420,8 @@ class Admission:
         elif request in pool.waiting:
             pool.waiting.remove(request)
         del self._requests[submit.request_id]
+        self._suspects.discard(submit.request_id)
+        self._proved.discard(submit.request_id)
         self._dated.pop(submit.request_id, None)
         pool.shares.leave(submit.client)
         pool.segments.left(submit.client, submit.conversation, now_s, answered=answered)

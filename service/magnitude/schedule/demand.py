@@ -6,7 +6,6 @@ from collections.abc import Callable, Collection, Iterable, Mapping
 
 import msgspec
 
-from magnitude.schedule.open_generation import OpenGeneration
 from magnitude.schedule.open_tasks import OpenTask
 
 
@@ -21,7 +20,7 @@ NONE = Demand()
 
 
 def waits(task: OpenTask) -> bool:
-    return not task.has_started or (isinstance(task, OpenGeneration) and task.paused)
+    return not task.has_started or task.paused
 
 
 def demands(tasks: Iterable[OpenTask], held: Collection[str]) -> dict[str, Demand]:

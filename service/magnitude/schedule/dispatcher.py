@@ -6,6 +6,7 @@ It implements `schedule.inference.Inference`. It lives on the service's event lo
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import copy
 import itertools
 import time
@@ -18,7 +19,7 @@ from magnitude.config.kv import KvSettings
 from magnitude.config.schedule import ScheduleSettings
 from magnitude.engine.client import EngineLink
 from magnitude.engine.protocol import Failed, Finished, PrefillProgress, Tensor, TensorInfo, ToService
-from magnitude.errors import EngineNotReady, MagnitudeError
+from magnitude.errors import EngineNotReady, MagnitudeError, Quarantined
 from magnitude.feedback.records import Feedback, TaskRecord
 from magnitude.models.description import ModelDescription
 from magnitude.schedule.admission import Admission
@@ -33,6 +34,7 @@ from magnitude.schedule.events import (
     Event,
     Paused,
     PlacesChanged,
+    Proved,
     Reject,
     Reserve,
     SetComputeSlots,
@@ -48,14 +50,16 @@ from magnitude.schedule.inference import (
     KeptConversation,
     Priority,
     RankedResult,
+    Recycled,
     Reservation,
     ServiceHealth,
     ServiceState,
     VectorsResult,
 )
 from magnitude.schedule.open_generation import OpenGeneration
-from magnitude.schedule.open_tasks import OpenTask
+from magnitude.schedule.open_tasks import OpenTask, fingerprint
 from magnitude.schedule.plan import ModelPlan
+from magnitude.schedule.quarantine import Progress, Quarantine
 from magnitude.schedule.report import EngineView, figures_of, health_of, state_of
 from magnitude.schedule.residency import State
 from magnitude.schedule.runs import Runs
@@ -63,14 +67,21 @@ from magnitude.schedule.served_models import ServedModels
 from magnitude.schedule.slot_files import SlotFiles
 from magnitude.schedule.slot_terms import Placement
 from magnitude.supervise.lifecycle import Phase
+from magnitude.supervise.loss import EngineLoss
 
 if TYPE_CHECKING:
     from magnitude.schedule.model_switch import ModelSwitch
 
 
+# Who asks for another engine waits so long for it: a spare is started first where there is none (20 s at most), and
+# then it loads. On a slow card that takes longer; the answer says then that it is not there yet.
+RECYCLE_WITHIN_S = 60.0
+
+
 class Dispatcher:
     """Requests in, results out, over one engine. `plans` is in order: the first decoder is the default. `left_out`
-    says by name why a model has no plan.
+    says by name why a model has no plan. `on_loss` is told of each engine that was lost, the tasks that it held, and
+    which of them is refused for it.
 
     Until `use` names a switch, all models are taken for loaded while the engine is up.
     """
@@ -87,6 +98,7 @@ class Dispatcher:
         kv: KvSettings | None = None,
         files: SlotFiles | None = None,
         left_out: Mapping[str, MagnitudeError] | None = None,
+        on_loss: Callable[[EngineLoss, list[OpenTask], int | None], None] = lambda loss, tasks, refused: None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         schedule = schedule or ScheduleSettings()
@@ -124,6 +136,9 @@ class Dispatcher:
         self._started_s = clock()
         self._ids = itertools.count(1)
         self._compute_slots: dict[str, int] = {}
+        self._quarantine = Quarantine()
+        self._suspects: dict[int, Progress] = {}  # how far they were when their engine was lost
+        self._on_loss = on_loss
         self._timer: asyncio.TimerHandle | None = None
 
     # --- what the supervisor tells ---
@@ -139,10 +154,18 @@ class Dispatcher:
         self._compute_slots = dict(slots)
         self._decide(EngineUp(slots))
 
-    def engine_down(self, reason: str) -> None:
-        """The engine is gone: what ran fails with `reason`, what waits goes on waiting for the next engine."""
-        self._execution.engine_down(reason)
-        self._decide(EngineDown())
+    def engine_down(self, loss: EngineLoss) -> None:
+        """The engine is gone: what ran goes on with the next one, as what waits does. A request that was the reason
+        is refused."""
+        self._execution.engine_down()
+        running = {task.request_id: task for task in self._open.values() if task.in_engine}
+        progress = {request_id: task.progress for request_id, task in running.items()}
+        verdict = self._quarantine.lost(loss, progress)
+        self._on_loss(loss, list(running.values()), verdict.refused)
+        self._suspects |= {request_id: progress[request_id] for request_id in verdict.suspects}
+        self._decide(EngineDown(verdict.suspects))
+        if verdict.refused is not None:
+            self._refuse_for_good(running[verdict.refused], loss)
         if self._engine.lifecycle.struggling:
             self._refuse_open()
 
@@ -162,7 +185,7 @@ class Dispatcher:
     def on_message(self, message: ToService) -> None:
         request_id = getattr(message, "request_id", None)
         task = self._open.get(request_id) if request_id is not None else None
-        if task is None:
+        if task is None or task.paused:
             return
         if isinstance(message, Failed):
             task.fail(error_from(message))
@@ -172,6 +195,10 @@ class Dispatcher:
         elif isinstance(message, PrefillProgress):
             plan = self.models_served.by_name[task.model]
             self.conversations.progressed(plan, task.request_id, message.done_tokens)
+        before = self._suspects.get(task.request_id)
+        if before is not None and task.progress > before:
+            del self._suspects[task.request_id]
+            self._decide(Proved(task.request_id))
 
     # --- which models are in memory ---
 
@@ -322,6 +349,23 @@ class Dispatcher:
     async def forget(self, client: str | None, model: str | None = None) -> int:
         return await self.conversations.forget(client, model)
 
+    async def recycle(self, reason: str) -> Recycled:
+        if self._engine.lifecycle.phase is not Phase.UP:
+            raise EngineNotReady(
+                f"there is no engine to replace: {self._engine.lifecycle.reason}", hint="Ask again once it serves"
+            )
+        started_s, held = self._clock(), sum(task.in_engine for task in self._open.values())
+        with contextlib.suppress(TimeoutError):
+            # Shielded: who asked may leave, the engine is replaced all the same.
+            await asyncio.wait_for(asyncio.shield(self._engine.recycle(reason)), RECYCLE_WITHIN_S)
+        return Recycled(
+            reason=reason, engine_pid=self._engine.pid, took_s=self._clock() - started_s, open_requests=held
+        )
+
+    def begun_models(self) -> set[str]:
+        """Models of the requests that an engine has held already."""
+        return {task.model for task in self._open.values() if task.has_started}
+
     def health(self) -> ServiceHealth:
         return health_of(
             self.plans(),
@@ -409,15 +453,32 @@ class Dispatcher:
                 self._arrivals.refuse(model, refusal)
 
     def _submit(self, task: OpenTask, submit: Submit) -> None:
+        if self._quarantine.active and self._quarantine.knows(fingerprint(task.first_message()), self._clock()):
+            raise Quarantined(
+                "this request has ended the engine before, twice; it is not tried again",
+                hint="Change the request, or try another model; 'magnitude failures' shows what happened",
+            )
         self._open[task.request_id] = task
         refused = self._decide(submit, newcomer=task.request_id)
         if refused is not None:
             raise refused
 
+    def _refuse_for_good(self, task: OpenTask, loss: EngineLoss) -> None:
+        self._quarantine.remember(fingerprint(task.first_message()), self._clock())
+        task.fail(
+            Quarantined(
+                f"this request has ended the engine twice: {loss.reason}",
+                hint="Change the request, or try another model; 'magnitude failures' shows what happened",
+            )
+        )
+        task.withdraw()
+
     def _withdraw(self, request_id: int) -> None:
         self._decide(Withdraw(request_id))
 
     def _closed(self, task: OpenTask, record: TaskRecord) -> None:
+        self._quarantine.over(task.request_id)
+        self._suspects.pop(task.request_id, None)
         self._feedback.record(record)
 
     def _paused(self, task: OpenGeneration) -> None:

@@ -12,7 +12,7 @@ from collections.abc import Awaitable, Callable, Sequence
 
 from magnitude.engine.encoder_buckets import check_embed
 from magnitude.engine.protocol import Embed, Vectors
-from magnitude.errors import EngineError, EngineGone, EngineNotReady, Overloaded
+from magnitude.errors import EngineError, EngineNotReady, Overloaded
 from magnitude.models.description import ModelDescription
 from magnitude.schedule.encode_batching import (
     BatchDone,
@@ -180,8 +180,8 @@ class EncodeGate:
             event = BatchFailed(batch.batch_id, retry_alone=False)
         except Exception as error:
             self._error = error
-            # A lost engine says nothing about the texts, and it would be lost once a request.
-            lost = isinstance(error, EngineGone | EngineNotReady | Overloaded)
+            # An engine that does not come says nothing about the texts, and would not come once a request.
+            lost = isinstance(error, EngineNotReady | Overloaded)
             event = BatchFailed(batch.batch_id, retry_alone=not lost)
         self._apply(event)
 

@@ -15,7 +15,7 @@ class Places(Protocol):
     """Who knows which models are loaded, and which KV slot a generation gets. Pure, like admission itself."""
 
     def ready(self, model: str, *, begun: bool) -> bool:
-        """Whether a request may go to the model now; `begun`: one that was paused."""
+        """Whether a request may go to the model now; `begun`: one that was paused, or lost its engine."""
         ...
 
     def place(self, request_id: int, now_s: float) -> object | None:
@@ -83,7 +83,16 @@ class EngineUp(msgspec.Struct, frozen=True):
 
 
 class EngineDown(msgspec.Struct, frozen=True):
-    """Nothing runs any more; what was running is lost, what waits may go on waiting."""
+    """Nothing runs any more. What was running waits to go on with the next engine, as what waits does; those in
+    `suspects` may have been the reason and go first, each alone."""
+
+    suspects: frozenset[int] = frozenset()
+
+
+class Proved(msgspec.Struct, frozen=True):
+    """A suspect ran and the engine lives: it is one like the others again."""
+
+    request_id: int
 
 
 class SetComputeSlots(msgspec.Struct, frozen=True):
@@ -113,7 +122,19 @@ class Tick(msgspec.Struct, frozen=True):
     """Time has passed; due at the latest when `Admission.next_wake_s` says."""
 
 
-Event = Submit | Withdraw | Ended | Paused | EngineUp | EngineDown | SetComputeSlots | Reserve | PlacesChanged | Tick
+Event = (
+    Submit
+    | Withdraw
+    | Ended
+    | Paused
+    | EngineUp
+    | EngineDown
+    | Proved
+    | SetComputeSlots
+    | Reserve
+    | PlacesChanged
+    | Tick
+)
 
 
 # --- what is to be done ---
@@ -122,7 +143,7 @@ Event = Submit | Withdraw | Ended | Paused | EngineUp | EngineDown | SetComputeS
 class Start(msgspec.Struct, frozen=True):
     """Give the request to the engine. `placement` is what `Places.place` said (None for runs); `waited_s` all its
     waiting so far. `max_new_tokens`: the answer is cut to so many for its deadline's sake; None: as asked.
-    `resumed`: it ran before and goes on where it was paused."""
+    `resumed`: it ran before and goes on where it was paused or lost its engine."""
 
     request_id: int
     placement: object | None
@@ -155,14 +176,14 @@ class Pause(msgspec.Struct, frozen=True):
 
 
 class Dropped(msgspec.Struct, frozen=True):
-    """A request that was withdrawn, or ended by its deadline, left without the engine's doing. One that was paused
+    """A request that was withdrawn, or ended by its deadline, left without the engine's doing. One that has begun
     gives its place back now."""
 
     request_id: int
 
 
 class Lost(msgspec.Struct, frozen=True):
-    """A running request was lost with the engine."""
+    """The engine that ran the request is gone. It keeps its place and goes on with the next one."""
 
     request_id: int
 

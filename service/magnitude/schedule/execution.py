@@ -9,7 +9,7 @@ from collections.abc import Callable
 
 from magnitude.engine.client import EngineLink
 from magnitude.engine.protocol import CancelRequest, Message
-from magnitude.errors import DeadlineExceeded, EngineError, EngineGone, MagnitudeError, Overloaded
+from magnitude.errors import DeadlineExceeded, EngineError, MagnitudeError, Overloaded
 from magnitude.schedule.conversations import Conversations
 from magnitude.schedule.events import Dropped, Effect, Expire, Interrupt, Lost, Pause, Reject, Start
 from magnitude.schedule.open_generation import OpenGeneration
@@ -38,15 +38,13 @@ class Execution:
         self._ended = ended
         self._paused = paused
         self._link: EngineLink | None = None
-        self._down_reason = "it is not running"
         self._restoring: set[asyncio.Task[None]] = set()
 
     def engine_up(self, link: EngineLink) -> None:
         self._link = link
 
-    def engine_down(self, reason: str) -> None:
+    def engine_down(self) -> None:
         self._link = None
-        self._down_reason = reason
 
     async def close(self) -> None:
         """Returns when no saved copy is being read any more."""
@@ -75,13 +73,7 @@ class Execution:
                     task.finish("cancelled")
                 self.give_back(task)
             case Lost():
-                task.fail(
-                    EngineGone(
-                        f"the engine was lost while it held this request: {self._down_reason}",
-                        hint="It is started again by itself; send the request again",
-                    )
-                )
-                self.give_back(task)
+                task.lost()
             case Expire():
                 self._expire(task, effect)
         return None
@@ -100,39 +92,43 @@ class Execution:
 
     def _start(self, task: OpenTask, start: Start) -> None:
         task.started(start.waited_s)
+        task.paused = False
         if isinstance(task, OpenRun):
             self._send_first(task, task.message)
             return
         assert isinstance(task, OpenGeneration)
-        task.paused = False
         if start.max_new_tokens is not None:
             task.limit(start.max_new_tokens)
         assert task.placement is not None, "admission starts what was placed"
-        if task.placement.saved is not None and not start.resumed:
+        if task.restoring:
+            return  # its engine was lost while a saved copy was read, which goes on: it is sent when that is done
+        if task.placement.saved is not None and task.restored is None:
             restoring = asyncio.get_running_loop().create_task(self._restore_and_send(task))
             self._restoring.add(restoring)
             restoring.add_done_callback(self._restoring.discard)
         else:
-            self._send_first(task, task.message(resumed=start.resumed))
+            self._send_first(task, task.message(resumed=start.resumed, reuse=task.restored is not False))
 
     async def _restore_and_send(self, task: OpenGeneration) -> None:
         plan = self._models.by_name[task.model]
         assert task.placement is not None
         task.restoring = True
-        restored = await self._conversations.restore(plan, task.placement)
+        task.restored = await self._conversations.restore(plan, task.placement)
         task.restoring = False
-        if self.open.get(task.request_id) is not task:  # it was lost with its engine in the meantime
+        if self.open.get(task.request_id) is not task:  # nobody wants it any more
             self._conversations.finished(plan, task.request_id, task.placement.slot, task.task, task.task.prompt)
             return
         # What was asked of the engine in the meantime it could not do: it has never heard of this request.
         if task.due:
             task.finish("length", cut="deadline")
+        if task.paused:
+            return  # its engine is gone: it is sent to the next one
         if task.over:
             self._ended(task)
         elif task.pausing:
             self._paused(task)
         else:
-            self._send_first(task, task.message(resumed=False, reuse=restored))
+            self._send_first(task, task.message(resumed=False, reuse=task.restored))
 
     def _send_first(self, task: OpenTask, message: Message) -> None:
         try:

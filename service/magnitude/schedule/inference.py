@@ -74,6 +74,8 @@ class Emission(msgspec.Struct, frozen=True, kw_only=True):
     drafted_tokens: int = 0
     accepted_tokens: int = 0
     cut: str = ""  # why the answer was made shorter than asked ("deadline"), "" when it was not
+    recoveries: int = 0  # engines that were lost under way
+    recomputed_tokens: int = 0  # positions that had to be computed again for it
 
 
 class Generation(Protocol):
@@ -175,7 +177,21 @@ class ServiceState(msgspec.Struct, frozen=True, kw_only=True):
     figures: dict[str, TaskFigures]
     schedule: ScheduleFigures = ScheduleFigures()
     engine_open_requests: int = 0  # by the engine's own count, at its last heartbeat
+    engine_recycles: int = 0  # engines that were replaced on purpose
+    engine_recent_losses: int = 0  # engines that were lost unasked within the last quarter of an hour
+    engine_last_loss: str = ""  # how the last one ended, of whatever kind
+    spare_engine_pid: int | None = None
     runs: list[RunFigures] = []  # what graph runs take, by shape
+
+
+class Recycled(msgspec.Struct, frozen=True, kw_only=True):
+    """An engine was replaced on request. `engine_pid` None: the next one is not there yet; `took_s` until it served,
+    `open_requests` went on with it."""
+
+    reason: str
+    engine_pid: int | None
+    took_s: float
+    open_requests: int
 
 
 class KeptConversation(msgspec.Struct, frozen=True, kw_only=True):
@@ -269,6 +285,11 @@ class Inference(Protocol):
     def health(self) -> ServiceHealth: ...
 
     def state(self) -> ServiceState: ...
+
+    async def recycle(self, reason: str) -> Recycled:
+        """Replace the engine; what it holds goes on with the next one. Raises `EngineNotReady` when there is none to
+        replace."""
+        ...
 
     def kept(self, client: str | None) -> list[KeptConversation]:
         """Conversations of the API key `client` whose KV is held, in memory or on disk; None: of everybody."""

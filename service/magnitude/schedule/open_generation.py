@@ -7,7 +7,16 @@ from collections.abc import Callable
 
 import msgspec
 
-from magnitude.engine.protocol import Finished, FinishReason, Generate, Message, PrefillProgress, Tokens
+from magnitude.engine.pieces import first_position
+from magnitude.engine.protocol import (
+    Finished,
+    FinishReason,
+    Generate,
+    Message,
+    PrefillProgress,
+    SlotContents,
+    Tokens,
+)
 from magnitude.errors import DeadlineExceeded, MagnitudeError
 from magnitude.feedback.records import Outcome, TaskRecord
 from magnitude.schedule.inference import Emission, GenerationTask
@@ -27,10 +36,17 @@ class Spent(msgspec.Struct, frozen=True, kw_only=True):
     drafted_tokens: int = 0
     accepted_tokens: int = 0
     slid_tokens: int = 0
+    recomputed_tokens: int = 0
     runs: int = 0
 
-    def with_run(self, run: Finished) -> Spent:
-        """`run` counts as well. What a later run finds in the slot was computed by an earlier one, not cached."""
+    def with_lost(self, cached_tokens: int) -> Spent:
+        """A run was lost with its engine. The first one's `cached_tokens` are the generation's."""
+        cached_tokens = self.cached_tokens if self.runs else cached_tokens
+        return msgspec.structs.replace(self, cached_tokens=cached_tokens, runs=self.runs + 1)
+
+    def with_run(self, run: Finished, expected_tokens: int) -> Spent:
+        """`run` counts as well. What a later run finds in the slot was computed by an earlier one, not cached; of
+        the `expected_tokens` positions it may not have found all."""
         return Spent(
             wait_s=self.wait_s + run.wait_s,
             prefill_s=self.prefill_s + run.prefill_s,
@@ -41,6 +57,7 @@ class Spent(msgspec.Struct, frozen=True, kw_only=True):
             drafted_tokens=self.drafted_tokens + run.drafted_tokens,
             accepted_tokens=self.accepted_tokens + run.accepted_tokens,
             slid_tokens=self.slid_tokens + run.slid_tokens,
+            recomputed_tokens=self.recomputed_tokens + max(0, expected_tokens - run.kept_tokens),
             runs=self.runs + 1,
         )
 
@@ -70,13 +87,15 @@ class OpenGeneration(OpenTask):
         self.emitted: list[int] = []
         self.placement: Placement | None = None
         self.pausing = False  # the engine was asked to let go of it, and it will go on
-        self.paused = False  # the engine has let go of it
         self.restoring = False  # a saved copy is being read into its slot
+        self.restored: bool | None = None  # whether that went well, once it is known
         self.spent = Spent()
         self._prefill_chunk = prefill_chunk
         self._max_draft = max_draft
         self._max_new_tokens = task.max_new_tokens
         self._prompt_done = 0
+        self._kept = 0  # positions that the run under way found
+        self._expected = 0  # positions that it was to find
         self._complete = False
         self._cut = False
         self.due = False  # its soft deadline has passed
@@ -113,6 +132,23 @@ class OpenGeneration(OpenTask):
 
     # --- the dispatcher ---
 
+    @property
+    def progress(self) -> tuple[int, ...]:
+        return (len(self.emitted), self._prompt_done)
+
+    @property
+    def in_engine(self) -> bool:
+        return super().in_engine and not self.restoring
+
+    def lost(self) -> None:
+        super().lost()
+        self.pausing = False
+        self.spent = self.spent.with_lost(min(self._kept, len(self.task.prompt)))
+
+    def first_message(self) -> Generate:
+        """Without what only this attempt knows: its number, its slot, what was in it."""
+        return self._message(slot=0, request_id=0, emitted=[])
+
     def limit(self, max_new_tokens: int) -> None:
         """Make the answer no longer than this, for its deadline's sake."""
         if max_new_tokens < self._max_new_tokens:
@@ -123,7 +159,7 @@ class OpenGeneration(OpenTask):
         """What is sent to the engine. `reuse` false: what the placement promised did not come true."""
         assert self.placement is not None, "a generation starts in a slot"
         task, placement = self.task, self.placement
-        if resumed:
+        if resumed and (self.emitted or self._prompt_done):
             # The slot is as the last run left it, which its header bears out: all but the last token are computed.
             done = len(task.prompt) + len(self.emitted) - 1 if self.emitted else self._prompt_done
             valid, holds, copy_from = max(done, placement.valid_tokens), None, None
@@ -131,12 +167,34 @@ class OpenGeneration(OpenTask):
             valid, holds, copy_from = placement.valid_tokens, placement.holds, placement.copy_from
         else:
             valid, holds, copy_from = 0, None, None
-        return Generate(
-            request_id=self.request_id,
-            model=task.model,
+        self._kept = 0
+        self._expected = first_position(len(task.prompt), len(self.emitted), valid) if resumed else 0
+        return self._message(
             slot=placement.slot,
-            prompt=task.prompt,
+            request_id=self.request_id,
             emitted=list(self.emitted),
+            valid=valid,
+            holds=holds,
+            copy_from=copy_from,
+        )
+
+    def _message(
+        self,
+        *,
+        slot: int,
+        request_id: int,
+        emitted: list[int],
+        valid: int = 0,
+        holds: SlotContents | None = None,
+        copy_from: int | None = None,
+    ) -> Generate:
+        task = self.task
+        return Generate(
+            request_id=request_id,
+            model=task.model,
+            slot=slot,
+            prompt=task.prompt,
+            emitted=emitted,
             max_new_tokens=self._max_new_tokens,
             sampler=task.sampler,
             grammar=task.grammar,
@@ -153,8 +211,9 @@ class OpenGeneration(OpenTask):
 
     def receive(self, message: Message) -> bool:
         match message:
-            case PrefillProgress(done_tokens=done):
-                self._prompt_done = done
+            case PrefillProgress(done_tokens=done, kept_tokens=kept):
+                self._prompt_done = max(self._prompt_done, done)
+                self._kept = kept
                 return False
             case Tokens(ids=ids, logprobs=logprobs):
                 self.emitted += ids
@@ -162,7 +221,7 @@ class OpenGeneration(OpenTask):
                     self._emissions.put_nowait(Emission(ids=ids, logprobs=logprobs))
                 return False
             case Finished():
-                self.spent = self.spent.with_run(message)
+                self.spent = self.spent.with_run(message, self._expected)
                 return True
             case _:
                 return False
@@ -216,6 +275,8 @@ class OpenGeneration(OpenTask):
             drafted_tokens=spent.drafted_tokens,
             accepted_tokens=spent.accepted_tokens,
             cut=cut,
+            recoveries=self.recoveries,
+            recomputed_tokens=spent.recomputed_tokens,
         )
 
     def _record(self, outcome: Outcome, *, code: str = "") -> TaskRecord:

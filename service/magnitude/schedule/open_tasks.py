@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import hashlib
 from collections.abc import Callable
+
+import msgspec
 
 from magnitude.engine.protocol import Message
 from magnitude.errors import EngineError, MagnitudeError
@@ -26,12 +29,32 @@ class OpenTask:
         self.has_started = False
         self.over = False
         self.failed = False  # it ended without an answer
+        self.paused = False  # it has begun, and no engine holds it
+        self.recoveries = 0  # engines that were lost while they held it
         self._close = close
         self._withdraw = withdraw
 
     def started(self, waited_s: float) -> None:
         self.queue_s = waited_s
         self.has_started = True
+
+    @property
+    def in_engine(self) -> bool:
+        return self.has_started and not self.paused
+
+    def lost(self) -> None:
+        """The engine that held it is gone; it goes on with the next one."""
+        self.paused = True
+        self.recoveries += 1
+
+    @property
+    def progress(self) -> tuple[int, ...]:
+        """How far it has come; compares as later or not."""
+        return ()
+
+    def first_message(self) -> Message:
+        """What the engine is to be told, as it was at the beginning: a request is known by it."""
+        raise NotImplementedError
 
     def receive(self, message: Message) -> bool:
         """Take a message from the engine. True: the engine is done with the task."""
@@ -71,6 +94,9 @@ class OpenRun(OpenTask):
         self._tokens = tokens
         self._answer: asyncio.Future[Message] = asyncio.get_running_loop().create_future()
 
+    def first_message(self) -> Message:
+        return self.message
+
     async def answer(self) -> Message:
         """The engine's answer. When the waiting coroutine is cancelled, the run is withdrawn."""
         try:
@@ -107,6 +133,13 @@ class OpenRun(OpenTask):
             queue_s=self.queue_s,
             prefill_s=run_s,
         )
+
+
+def fingerprint(message: Message) -> bytes:
+    """What tells one request from another, whoever sends it and whenever."""
+    if hasattr(message, "request_id"):
+        message = msgspec.structs.replace(message, request_id=0)
+    return hashlib.sha256(msgspec.msgpack.encode(message)).digest()
 
 
 def unexpected(message: Message) -> EngineError:

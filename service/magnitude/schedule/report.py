@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Awaitable, Mapping, Sequence
 from typing import TYPE_CHECKING, Protocol
 
 import psutil
@@ -15,7 +15,7 @@ from magnitude.schedule.inference import ModelState, ServiceHealth, ServiceState
 from magnitude.schedule.plan import ModelPlan
 from magnitude.schedule.pool import PoolFigures
 from magnitude.schedule.residency import State
-from magnitude.supervise.lifecycle import EngineLifecycle, Phase
+from magnitude.supervise.lifecycle import MANY_LOSSES, RECENT_S, EngineLifecycle, Phase
 
 if TYPE_CHECKING:
     from magnitude.schedule.conversations import Conversations
@@ -34,13 +34,24 @@ class EngineView(Protocol):
     @property
     def heartbeat(self) -> Heartbeat | None: ...
 
+    @property
+    def recycles(self) -> int: ...
+
+    @property
+    def recent_losses(self) -> int: ...
+
+    @property
+    def spare_pid(self) -> int | None: ...
+
+    def recycle(self, reason: str) -> Awaitable[None]: ...
+
 
 def health_of(
     plans: Sequence[ModelPlan], engine: EngineView, *, waiting: int, running: int, uptime_s: float
 ) -> ServiceHealth:
     """Ready when the engine is up and every model that is loaded at start can serve. A model on its fallback graph is
     ready, and told among the reasons; so is one that could not be loaded on demand. One that nobody asks for and
-    that is not loaded therefore is no fault."""
+    that is not loaded therefore is no fault. An engine that is lost again and again is told as well."""
     lifecycle = engine.lifecycle
     failed = [plan for plan in plans if plan.failure]
     reasons = [f"{plan.description.name}: {plan.failure}" for plan in failed if plan.stay != "on_demand"]
@@ -48,6 +59,11 @@ def health_of(
         reasons.insert(0, f"engine {lifecycle.phase.value}: {lifecycle.reason}")
     spared = [f"{plan.description.name}: {plan.failure}" for plan in failed if plan.stay == "on_demand"]
     degraded = [f"{plan.description.name} is {plan.degraded}" for plan in plans if plan.degraded and not plan.failure]
+    if engine.recent_losses >= MANY_LOSSES and lifecycle.loss is not None:
+        minutes = round(RECENT_S / 60)
+        degraded.append(
+            f"the engine was lost {engine.recent_losses} times in {minutes} minutes: {lifecycle.loss.reason}"
+        )
     return ServiceHealth(
         live=True,
         ready=not reasons,
@@ -76,6 +92,10 @@ def state_of(
         engine_phase=engine.lifecycle.phase.value,
         engine_steps=heartbeat.steps if heartbeat else 0,
         engine_open_requests=heartbeat.open_requests if heartbeat else 0,
+        engine_recycles=engine.recycles,
+        engine_recent_losses=engine.recent_losses,
+        engine_last_loss=engine.lifecycle.loss.reason if engine.lifecycle.loss else "",
+        spare_engine_pid=engine.spare_pid,
         engine_rss_bytes=heartbeat.rss_bytes if heartbeat else 0,
         service_rss_bytes=psutil.Process().memory_info().rss,
         models=[_model_state(plan, residency[plan.description.name]) for plan in plans],

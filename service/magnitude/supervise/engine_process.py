@@ -9,7 +9,12 @@ import os
 import signal
 import socket
 import sys
+from collections import deque
 from collections.abc import Callable, Mapping
+
+from magnitude.board.oom import oom_kills
+from magnitude.engine.process import EXIT_OUT_OF_MEMORY
+from magnitude.supervise.loss import EngineLoss
 
 log = logging.getLogger("magnitude.engine")
 
@@ -18,6 +23,11 @@ log = logging.getLogger("magnitude.engine")
 TERMINATE_PATIENCE_S = 2.0
 # Longest log line that is passed on: a runaway message must not fill the journal.
 LOG_LINE_BYTES = 4096
+# Last lines that are kept for whoever wants to know how an engine ended: a fatal signal leaves the stacks of all
+# threads, some ten lines each.
+LINES_KEPT = 200
+
+OnExit = Callable[[EngineLoss], None]
 
 # Variables that speak to the service alone: a child that inherits them would talk to systemd in its name.
 _PRIVATE_VARIABLES = ("NOTIFY_SOCKET", "WATCHDOG_USEC", "WATCHDOG_PID", "LISTEN_FDS", "LISTEN_PID", "LISTEN_FDNAMES")
@@ -28,19 +38,28 @@ def child_environment(environ: Mapping[str, str]) -> dict[str, str]:
     return {name: value for name, value in environ.items() if name not in _PRIVATE_VARIABLES}
 
 
-def describe_exit(status: int) -> str:
-    """`status` as `Process.returncode` gives it, in words."""
+# Signals that a process brings upon itself: by what it executes, or by `abort`.
+_OWN_FAULTS = frozenset({signal.SIGSEGV, signal.SIGBUS, signal.SIGFPE, signal.SIGILL, signal.SIGABRT, signal.SIGSYS})
+
+
+def loss_of(status: int, *, oom: bool = False) -> EngineLoss:
+    """What `status`, as `Process.returncode` gives it, means. `oom`: the kernel has killed for want of memory while
+    the process lived."""
+    if status == EXIT_OUT_OF_MEMORY:
+        return EngineLoss("the engine ran out of memory and left", "oom")
     if status >= 0:
-        return f"the engine left with status {status}"
-    try:
-        name = signal.Signals(-status).name
-    except ValueError:
-        name = f"signal {-status}"
-    hints = {
-        "SIGKILL": " (killed from outside, or by the kernel for want of memory)",
-        "SIGILL": " (the onnxruntime wheel does not fit this CPU)",
-    }
-    return f"the engine was ended by {name}{hints.get(name, '')}"
+        return EngineLoss(f"the engine left with status {status}", "left")
+    if -status not in signal.valid_signals():
+        return EngineLoss(f"the engine was ended by signal {-status}", "killed")
+    number = signal.Signals(-status)
+    reason = f"the engine was ended by {number.name}"
+    if number is signal.SIGKILL:
+        if oom:
+            return EngineLoss(f"{reason} (by the kernel, for want of memory)", "oom")
+        return EngineLoss(f"{reason} (from outside)", "killed")
+    if number is signal.SIGILL:
+        reason += " (the onnxruntime wheel does not fit this CPU)"
+    return EngineLoss(reason, "crash" if number in _OWN_FAULTS else "killed")
 
 
 def engine_line(line: str) -> tuple[int, str]:
@@ -56,12 +75,14 @@ def engine_line(line: str) -> tuple[int, str]:
 
 
 class EngineProcess:
-    """One engine process: from spawn to reaped."""
+    """One engine process: from spawn to reaped. `last_lines` are the end of its log."""
 
-    def __init__(self, process: asyncio.subprocess.Process, sock: socket.socket, on_exit: Callable[[str], None]):
+    def __init__(self, process: asyncio.subprocess.Process, sock: socket.socket, on_exit: OnExit):
         self._process = process
         self.sock = sock
         self.pid = process.pid
+        self.last_lines: deque[str] = deque(maxlen=LINES_KEPT)
+        self._oom_kills = oom_kills()
         loop = asyncio.get_running_loop()
         self._log_task = loop.create_task(self._forward_log())
         self._exit_task = loop.create_task(self._wait(on_exit))
@@ -69,7 +90,7 @@ class EngineProcess:
     @classmethod
     async def spawn(
         cls,
-        on_exit: Callable[[str], None],
+        on_exit: OnExit,
         *,
         environ: Mapping[str, str] | None = None,
         command: tuple[str, ...] = (sys.executable, "-m", "magnitude.engine"),
@@ -112,12 +133,12 @@ class EngineProcess:
             self.kill()
             await self._exit_task
 
-    async def _wait(self, on_exit: Callable[[str], None]) -> None:
+    async def _wait(self, on_exit: OnExit) -> None:
         status = await self._process.wait()
         # The last log lines often hold the cause; a grandchild that keeps the pipe open must not delay the verdict.
         with contextlib.suppress(TimeoutError):
             await asyncio.wait_for(self._log_task, 1.0)
-        on_exit(describe_exit(status))
+        on_exit(loss_of(status, oom=oom_kills() != self._oom_kills))
 
     async def _forward_log(self) -> None:
         stream = self._process.stderr
@@ -131,4 +152,5 @@ class EngineProcess:
                 return
             level, text = engine_line(line.decode("utf-8", "replace").rstrip())
             if text:
+                self.last_lines.append(text)
                 log.log(level, "%s", text, extra={"fields": {"pid": self.pid}})

@@ -5,13 +5,20 @@ The supervisor (`supervisor.py`) feeds it events and carries out its effects.
     down ──▶ starting ──▶ loading ──▶ up
       ▲          │            │        │
       └─ back-off ◀───────────┴────────┘        failed: nothing to gain by trying again
+
+An engine that did something for somebody before it was lost is replaced at once: its requests go on. One that did
+nothing counts as a failure; failures in a row wait longer and longer, and when their budget is spent the service
+leaves, for systemd to decide.
 """
 
 from __future__ import annotations
 
+from collections import deque
 from enum import StrEnum
 
 import msgspec
+
+from magnitude.supervise.loss import EngineLoss, LossCause
 
 # Starting Python and ONNX Runtime takes 0.3 s from a warm page cache; an SD card that reads 20 MB/s needs about
 # 10 s for the same 150 MB. Ten times the warm figure would be too tight there, a minute is not.
@@ -23,17 +30,30 @@ TICK_S = 0.5
 # A tick that comes later than this says more about this process than about the engine. Well below the deadline for
 # silence, well above what a loaded board delays a timer.
 LATE_TICK_S = 2.0
-# First retry at once enough for a person not to notice, then doubling to half a minute: a board must not spend
-# its heat on a crash loop, and must still recover by itself within a minute of the cause going away.
+# The first retry is made at once, the second after a time that a person does not notice; from there on doubling to
+# half a minute: a board must not spend its heat on a crash loop, and must still recover by itself within a minute of
+# the cause going away.
 BACKOFF_FIRST_S = 0.25
 BACKOFF_MAX_S = 30.0
-# Past any bound on the wait already; a crash loop of a week would overflow a float.
-MAX_DOUBLINGS = 20
 # An engine that held for a minute was healthy: its next death starts the back-off from the beginning.
 STABLE_AFTER_S = 60.0
 # Failures in a row until requests are refused instead of kept waiting. A crash or two, each over within a second or
-# so, clients need not notice; the fourth start waits 2 s and each one after it twice as long.
-STRUGGLING_AFTER = 4
+# so, clients need not notice; the fifth start waits 2 s and each one after it twice as long.
+STRUGGLING_AFTER = 5
+# Failures in a row until the service leaves. Their waits add up to a minute and a half: what is missing that long
+# (memory, a file system) does not come back by starting engines; a service that starts anew, with the longer waits
+# that systemd has for it, gets the rest of the board cleaned up as well.
+RESTART_BUDGET = 10
+# Losses within so long are told with the health: a quarter of an hour shows a board in trouble, and is over before a
+# person who looks after one crash at night finds the service degraded in the morning.
+RECENT_S = 900.0
+# Of which so many make it degraded: one crash, replaced within a second, is no state to alarm anybody about.
+MANY_LOSSES = 3
+# As many as anybody wants counted.
+LOSSES_KEPT = 1000
+# SIGKILL ends a process within milliseconds, unless the kernel holds it (a card that does not answer). It will not
+# run its own code again, so that after a while the next one may take its place.
+REAP_PATIENCE_S = 10.0
 
 
 class Phase(StrEnum):
@@ -78,6 +98,16 @@ class Beat(msgspec.Struct, frozen=True):
 
 
 class Exited(msgspec.Struct, frozen=True):
+    """The process has ended and is reaped. `productive`: it did something for a request since it was up."""
+
+    reason: str
+    cause: LossCause = "crash"
+    productive: bool = False
+
+
+class Recycle(msgspec.Struct, frozen=True):
+    """Replace the engine on purpose. Open requests go on with the next one."""
+
     reason: str
 
 
@@ -100,7 +130,9 @@ class Stop(msgspec.Struct, frozen=True):
     pass
 
 
-Event = Begin | SaidHello | ModelsReady | LoadFailed | Beat | Exited | ModelLoads | ModelLoadEnded | Tick | Stop
+Event = (
+    Begin | SaidHello | ModelsReady | LoadFailed | Beat | Exited | Recycle | ModelLoads | ModelLoadEnded | Tick | Stop
+)
 
 
 # --- effects ---
@@ -115,13 +147,24 @@ class LoadModels(msgspec.Struct, frozen=True):
 
 
 class Kill(msgspec.Struct, frozen=True):
-    """End the process now (SIGKILL) and reap it; `Exited` must follow."""
+    """End the process now (SIGKILL) and reap it; `Exited` must follow. `planned`: nothing is wrong with it."""
 
     reason: str
+    planned: bool = False
 
 
 class Terminate(msgspec.Struct, frozen=True):
     """Ask the process to leave, kill it if it does not."""
+
+
+class Abandon(msgspec.Struct, frozen=True):
+    """The process that was killed does not go away: forget it. Its exit means nothing any more."""
+
+
+class GiveUp(msgspec.Struct, frozen=True):
+    """The restart budget is spent: the service should leave."""
+
+    reason: str
 
 
 class Announce(msgspec.Struct, frozen=True):
@@ -131,22 +174,33 @@ class Announce(msgspec.Struct, frozen=True):
     reason: str
 
 
-Effect = Spawn | LoadModels | Kill | Terminate | Announce
+Effect = Spawn | LoadModels | Kill | Terminate | Abandon | GiveUp | Announce
 
 
 class EngineLifecycle:
     """One engine's life. `load_deadline_s` bounds the loading of all models, `step_deadline_s` one graph run,
-    `backoff_max_s` the wait before a start."""
+    `backoff_max_s` the wait before a start, `restart_budget` the failures in a row.
+
+    `loss` says how the last engine was lost, `restarts` how many were started after the first.
+    """
 
     def __init__(
-        self, *, load_deadline_s: float, step_deadline_s: float, backoff_max_s: float = BACKOFF_MAX_S
+        self,
+        *,
+        load_deadline_s: float,
+        step_deadline_s: float,
+        backoff_max_s: float = BACKOFF_MAX_S,
+        restart_budget: int = RESTART_BUDGET,
     ) -> None:
         self._load_deadline_s = load_deadline_s
         self._step_deadline_s = step_deadline_s
         self._backoff_max_s = backoff_max_s
+        self._restart_budget = restart_budget
         self.phase = Phase.DOWN
         self.reason = "not started"
         self.restarts = 0
+        self.loss: EngineLoss | None = None
+        self._losses_s: deque[float] = deque(maxlen=LOSSES_KEPT)
         self._since_s = 0.0
         self._last_beat_s = 0.0
         self._last_tick_s = 0.0
@@ -155,7 +209,8 @@ class EngineLifecycle:
         self._load_until_s: float | None = None
         self._retry_at_s = 0.0
         self._failures_in_row = 0
-        self._killing = False
+        self._killing: LossCause | None = None
+        self._killed_s = 0.0
 
     def apply(self, event: Event, now_s: float) -> list[Effect]:
         if self.phase in {Phase.STOPPED, Phase.FAILED} and not isinstance(event, Stop):
@@ -179,11 +234,14 @@ class EngineLifecycle:
                     return []
                 if permanent:
                     return [*self._enter(Phase.FAILED, reason, now_s), Terminate()]
-                return self._kill(reason)
+                return self._kill(reason, "start", now_s)
             case Beat():
                 return self._beat(event, now_s)
-            case Exited(reason):
-                return self._exited(reason, now_s)
+            case Exited():
+                return self._exited(event, now_s)
+            case Recycle(reason):
+                # One that is not up yet is fresh enough.
+                return self._kill(reason, "recycled", now_s) if self.phase is Phase.UP else []
             case ModelLoads(deadline_s):
                 self._load_until_s = now_s + deadline_s
                 return []
@@ -206,7 +264,11 @@ class EngineLifecycle:
     @property
     def killing(self) -> bool:
         """The engine has been given up and its exit is awaited."""
-        return self._killing
+        return self._killing is not None
+
+    def recent_losses(self, now_s: float) -> int:
+        """Engines lost unasked within the last `RECENT_S`."""
+        return sum(1 for at_s in self._losses_s if now_s - at_s < RECENT_S)
 
     def next_check_s(self, now_s: float) -> float:
         """Seconds until `Tick` is worth sending again."""
@@ -223,19 +285,21 @@ class EngineLifecycle:
             return []
         deadline_s = self._step_deadline_s
         if beat.busy_s > deadline_s:
-            return self._kill(f"one graph run takes {beat.busy_s:.0f} s, over its deadline of {deadline_s:.0f} s")
+            reason = f"one graph run takes {beat.busy_s:.0f} s, over its deadline of {deadline_s:.0f} s"
+            return self._kill(reason, "hang", now_s)
         if self._load_until_s is not None:
-            return self._kill("loading a model takes too long") if now_s > self._load_until_s else []
+            late = now_s > self._load_until_s
+            return self._kill("loading a model takes too long", "hang", now_s) if late else []
         # Not only a graph run can hang: whatever holds requests without a step is no progress either.
         if now_s - self._progress_s > deadline_s:
-            return self._kill(
-                f"{beat.open_requests} requests are open and no step was done for {now_s - self._progress_s:.0f} s"
-            )
+            idle_s = now_s - self._progress_s
+            reason = f"{beat.open_requests} requests are open and no step was done for {idle_s:.0f} s"
+            return self._kill(reason, "hang", now_s)
         return []
 
     def _spawn(self, now_s: float) -> list[Effect]:
         self._last_beat_s = self._last_tick_s = self._progress_s = now_s
-        self._killing = False
+        self._killing = None
         self._load_until_s = None
         return [*self._enter(Phase.STARTING, "starting", now_s), Spawn()]
 
@@ -248,40 +312,61 @@ class EngineLifecycle:
             self._last_beat_s = self._progress_s = now_s
             if self._load_until_s is not None:
                 self._load_until_s += late_s
+            self._killed_s = now_s
+        if self._killing is not None and now_s - self._killed_s > REAP_PATIENCE_S:
+            return [Abandon(), *self._exited(Exited(self.reason), now_s)]
         phase_age_s = now_s - self._since_s
         silent_s = now_s - self._last_beat_s
         match self.phase:
             case Phase.STARTING if phase_age_s > HELLO_DEADLINE_S:
-                return self._kill(f"no word from the engine for {phase_age_s:.0f} s after its start")
+                reason = f"no word from the engine for {phase_age_s:.0f} s after its start"
+                return self._kill(reason, "start", now_s)
             case Phase.LOADING if phase_age_s > self._load_deadline_s:
-                return self._kill(f"loading takes longer than {self._load_deadline_s:.0f} s")
+                return self._kill(f"loading takes longer than {self._load_deadline_s:.0f} s", "start", now_s)
             case Phase.LOADING | Phase.UP if silent_s > SILENCE_DEADLINE_S:
-                return self._kill(f"the engine has been silent for {silent_s:.1f} s")
+                return self._kill(f"the engine has been silent for {silent_s:.1f} s", "hang", now_s)
             case Phase.BACKING_OFF if now_s >= self._retry_at_s:
-                self.restarts += 1
-                return self._spawn(now_s)
+                return self._start_again(now_s)
             case _:
                 return []
 
-    def _exited(self, reason: str, now_s: float) -> list[Effect]:
+    def _start_again(self, now_s: float) -> list[Effect]:
+        self.restarts += 1
+        return self._spawn(now_s)
+
+    def _exited(self, exit_: Exited, now_s: float) -> list[Effect]:
         if self.phase in {Phase.DOWN, Phase.BACKING_OFF}:
             return []
-        if self.phase is Phase.UP and now_s - self._since_s >= STABLE_AFTER_S:
+        cause = self._killing or (exit_.cause if self.phase is Phase.UP else "start")
+        self.loss = EngineLoss(self.reason if self._killing else exit_.reason, cause)
+        if exit_.productive or (self.phase is Phase.UP and now_s - self._since_s >= STABLE_AFTER_S):
             self._failures_in_row = 0
-        delay_s = BACKOFF_FIRST_S * 2 ** min(self._failures_in_row, MAX_DOUBLINGS)
-        delay_s = min(delay_s, self._backoff_max_s)
+        if cause != "recycled":
+            self._losses_s.append(now_s)
+        if cause == "recycled" or exit_.productive:
+            return [*self._enter(Phase.BACKING_OFF, self.loss.reason, now_s), *self._start_again(now_s)]
+        return self._failed_once(self.loss.reason, now_s)
+
+    def _failed_once(self, reason: str, now_s: float) -> list[Effect]:
+        """It is gone and was of no use to anybody."""
+        earlier = self._failures_in_row
         self._failures_in_row += 1
+        if earlier >= self._restart_budget:
+            spent = f"{earlier + 1} engines in a row were lost before they did anything; the last one: {reason}"
+            return [*self._enter(Phase.FAILED, spent, now_s), GiveUp(spent)]
+        if not earlier:
+            return [*self._enter(Phase.BACKING_OFF, reason, now_s), *self._start_again(now_s)]
+        delay_s = min(BACKOFF_FIRST_S * 2 ** (earlier - 1), self._backoff_max_s)
         self._retry_at_s = now_s + delay_s
-        if self._killing:
-            reason = self.reason
         return self._enter(Phase.BACKING_OFF, f"{reason}; next start in {delay_s:.2g} s", now_s)
 
-    def _kill(self, reason: str) -> list[Effect]:
-        if self._killing:
+    def _kill(self, reason: str, cause: LossCause, now_s: float) -> list[Effect]:
+        if self._killing is not None:
             return []
-        self._killing = True
+        self._killing = cause
+        self._killed_s = now_s
         self.reason = reason
-        return [Kill(reason)]
+        return [Kill(reason, planned=cause == "recycled")]
 
     def _enter(self, phase: Phase, reason: str, now_s: float) -> list[Effect]:
         self.phase = phase
