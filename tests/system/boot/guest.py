@@ -60,7 +60,8 @@ class Guest:
         self._agent_path, self._control_path = folder / "agent", folder / "control"
         self._ids = itertools.count()
         self._command = [
-            QEMU,
+            # Should this process be killed, QEMU is killed too.
+            *("setpriv", "--pdeathsig=KILL", "--", QEMU),
             *("-machine", "q35", "-accel", "tcg,thread=multi", "-cpu", "max", "-smp", "2", "-m", str(memory_mb)),
             *("-nodefaults", "-no-user-config", "-display", "none", "-no-reboot"),
             *("-kernel", str(image.kernel), "-initrd", str(image.initrd)),

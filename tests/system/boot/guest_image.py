@@ -179,4 +179,3 @@ def build_disk(image: GuestImage, root: Path) -> None:
     """An ext4 disk with the tree `root` in it."""
     _run("mke2fs", "-q", "-t", "ext4", "-L", "root", "-E", "root_owner=0:0,lazy_itable_init=1", "-d", root,
          image.disk, f"{DISK_BYTES >> 20}M")  # fmt: skip
-

@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any
 
 import rootfs
-from guest import BOOT_S, QEMU, Guest, copy_disk, overlay
+from guest import QEMU, Guest, GuestError, copy_disk, overlay
 from guest_image import GuestImage, add_agent, build_disk, build_kernel
 from long_model import write_long_model
 
@@ -35,7 +35,11 @@ KERNEL_OPTIONS = {
 }
 SAVED = "serving"
 # No drafts: some tests compare whole texts, and verified drafts may round differently.
-CONFIG = "engine: {speculation: off}\n"
+# Memory is looked at more often than on a board, and steps come quicker: a test does not wait for minutes.
+CONFIG = """\
+engine: {speculation: off}
+memory: {check_every_s: 1, cool_down_s: 2}
+"""
 CLIENT = "python3 /opt/test/guest_client.py"
 # Ten times what the service takes to its first answer on two cores that do nothing else.
 READY_S = 400.0
@@ -45,7 +49,7 @@ def why_not() -> str:
     """Why this machine cannot run guests; empty when it can."""
     if os.geteuid() != 0:
         return "needs root"
-    needed = (QEMU, "qemu-img", "mmdebstrap", "mke2fs", "debugfs", "cpio", "depmod", "modprobe", "dpkg-deb")
+    needed = (QEMU, "setpriv", "qemu-img", "mmdebstrap", "mke2fs", "debugfs", "cpio", "depmod", "modprobe", "dpkg-deb")
     if missing := [name for name in needed if not shutil.which(name)]:
         return f"{', '.join(missing)} not found: run scripts/system-test-setup"
     if os.uname().machine != "x86_64":
@@ -53,11 +57,22 @@ def why_not() -> str:
     return ""
 
 
+def wait_ready(guest: Guest) -> None:
+    """Wait until the guest has booted and its service answers. Raises `GuestError` with the service's journal."""
+    try:
+        guest.check("systemctl start magnitude", timeout_s=READY_S)
+        guest.until(f"{CLIENT} get /readyz", timeout_s=READY_S)
+    except GuestError as error:
+        journal = guest.run("journalctl --unit=magnitude --output=short-monotonic --no-pager --lines=60").output
+        raise GuestError(f"{error}\n{journal}") from error
+
+
 class Answer:
     """A streamed answer that a client in the guest takes, beside what else the test does there."""
 
     def __init__(self, guest: Guest, tokens: int) -> None:
         self._guest = guest
+        guest.check("rm -f /run/answer /run/begun")
         guest.check(f"systemd-run --property=StandardOutput=file:/run/answer {CLIENT} stream {tokens} /run/begun")
         guest.until("test -e /run/begun")
 
@@ -83,6 +98,14 @@ class Guests:
             with Guest(self._image, disk, Path(name), saved=SAVED, kernel_options=KERNEL_OPTIONS[state]) as guest:
                 yield guest
 
+    def new_disk(self, target: Path) -> Path:
+        """A disk for guests that boot, as it was when the image was made."""
+        return overlay(self._image, target)
+
+    def booted(self, disk: Path, folder: Path) -> Guest:
+        """A guest that boots from `disk`, whatever is on it; its files lie in `folder`."""
+        return Guest(self._image, disk, folder)
+
     def _saved(self, state: str) -> Path:
         target = self._image.folder / f"{state}.qcow2"
         if target.exists():
@@ -90,8 +113,7 @@ class Guests:
         with tempfile.TemporaryDirectory(dir=self._runs) as name:
             disk = overlay(self._image, Path(name) / "disk.qcow2")
             with Guest(self._image, disk, Path(name), kernel_options=KERNEL_OPTIONS[state]) as guest:
-                guest.check("systemctl is-system-running --wait", timeout_s=BOOT_S)
-                guest.until(f"{CLIENT} get /readyz", timeout_s=READY_S)
+                wait_ready(guest)
                 guest.check("sync")
                 guest.save(SAVED)
                 guest.control("quit")

@@ -11,12 +11,13 @@ a file must be there at least and which one may be.
 
 from __future__ import annotations
 
+import itertools
 import random
 import struct
 import subprocess
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import NamedTuple
+from typing import BinaryIO, NamedTuple
 
 from disk_marks import MARKS_AT, Mark, read_mark
 
@@ -70,7 +71,9 @@ def read_log(path: Path) -> list[Request]:
     return requests
 
 
-def power_cuts(base: Path, requests: Sequence[Request], count: int, rng: random.Random, folder: Path) -> Iterator[Cut]:
+def power_cuts(
+    base: Path, requests: Sequence[Request], count: int, rng: random.Random, folder: Path
+) -> Iterator[Cut]:
     """`count` power cuts in the middle of something: after a random request between a mark that says "begun" and
     the next one of the same writer. `base` is the disk before the first request. The disk of a cut is a file in
     `folder` that the next one overwrites."""
@@ -119,7 +122,7 @@ def _within_work(marks: dict[int, Mark], end: int) -> list[int]:
     """Indexes of requests before which some writer has begun a generation and not finished it."""
     moments: list[int] = []
     order = [*sorted(marks), end]
-    for index, following in zip(order, order[1:], strict=False):
+    for index, following in itertools.pairwise(order):
         if not marks[index].done:
             moments += range(index + 1, following + 1)
     return moments
@@ -134,10 +137,10 @@ def _mark_of(request: Request) -> Mark | None:
     return read_mark(request.data) if request.offset >= MARKS_AT else None
 
 
-def _write(file: object, offset: int, data: bytes) -> None:
+def _write(file: BinaryIO, offset: int, data: bytes) -> None:
     if data:
-        file.seek(offset)  # type: ignore[attr-defined]
-        file.write(data)  # type: ignore[attr-defined]
+        file.seek(offset)
+        file.write(data)
 
 
 def _copy(source: Path, target: Path) -> None:

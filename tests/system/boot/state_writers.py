@@ -17,11 +17,14 @@ from pathlib import Path
 import msgspec
 from disk_marks import Mark, Marks
 
+from magnitude.board.boot import Stamp
 from magnitude.engine.kv_layout import KvLayout
 from magnitude.engine.slot_header import SlotState
+from magnitude.feedback.record_file import RecordFile, RecordLimits
+from magnitude.feedback.records import TaskRecord, TaskRow
 from magnitude.persist import StateFile
 from magnitude.schedule.kv_memory import KvMemory
-from magnitude.schedule.saved_slot import SavedSlot
+from magnitude.schedule.saved_slot import SavedSlot, slot_pieces
 from magnitude.schedule.scope import Scope
 from magnitude.schedule.slot_files import SlotFiles
 
@@ -48,6 +51,16 @@ def slot_files(folder: Path) -> SlotFiles:
     return SlotFiles(folder / "kv", reserve_bytes=0)
 
 
+def record_file(folder: Path) -> RecordFile:
+    return RecordFile(folder / "records.db", RecordLimits(reserve_bytes=0))
+
+
+def row_of(generation: int) -> TaskRow:
+    """The row says which one it is by its number of new tokens."""
+    stamp = Stamp(wall_s=1.8e9 + generation, at_s=float(generation), boot_id="of the writers")
+    return TaskRow(stamp=stamp, task=TaskRecord(kind="generate", model="tiny", outcome="ok", new_tokens=generation))
+
+
 def ids_of(generation: int) -> list[int]:
     return [generation, *range(1, 100)]
 
@@ -66,8 +79,6 @@ class Slot:
 
     def positions(self) -> bytes:
         """What a saved conversation keeps of it."""
-        from magnitude.schedule.saved_slot import slot_pieces
-
         with memoryview(self._map) as memory:
             return b"".join(slot_pieces(memory, LAYOUT, 0, len(ids_of(0))))
 
@@ -80,6 +91,7 @@ class Writers:
         self._files, self._slot = slot_files(folder), Slot()
         self._files.scan()
         self._saved: SavedSlot | None = None
+        self._records = record_file(folder)
         self._in_place = folder / "in_place.json"
 
     def state(self, generation: int) -> None:
@@ -94,6 +106,9 @@ class Writers:
         assert self._saved and self._saved.conversation == f"talk-{generation}"
         assert self._files.delete(self._saved.saved_id)
 
+    def records(self, generation: int) -> None:
+        self._records.append([row_of(generation)])
+
     def in_place(self, generation: int) -> None:
         """How not to do it: the test must find this one broken, or it would find nothing."""
         self._in_place.write_bytes(msgspec.json.encode(State.of(generation)))
@@ -107,6 +122,7 @@ def run(folder: Path, device: str, seconds: float) -> None:
         ("conversation", writers.conversation),
         ("in_place", writers.in_place),
         ("deletion", writers.deletion),
+        ("records", writers.records),
     )
     generation, end_s = 0, time.monotonic() + seconds
     while time.monotonic() < end_s:
