@@ -19,7 +19,7 @@ from bench.service_process import ServiceFailed, ServiceProcess, status_of
 from bench.spread import Spread
 
 # What each of the two processes imports before it does anything.
-ENTRY_MODULES = ("magnitude.cli.main", "magnitude.service", "magnitude.engine.loop")
+ENTRY_MODULES = ("magnitude.cli.main", "magnitude.service_loop", "magnitude.engine.loop")
 TOP_IMPORTS = 10
 IMPORT_RUNS = 5
 # Until allocators have settled and the first heartbeats have passed.

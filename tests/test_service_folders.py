@@ -7,7 +7,7 @@ import pytest
 
 from magnitude.persist import StateFile
 from magnitude.schedule.golden_gate import VERDICTS_SCHEMA, GoldenGate, Verdicts
-from magnitude.service import prepare_state_folder
+from magnitude.service_loop import prepare_state_folder
 
 
 def test_the_state_folder_is_made(tmp_path: Path) -> None:

@@ -1,4 +1,4 @@
-"""The service: builds the parts, owns start and stop.
+"""The service: builds the parts and connects them. `service_loop.py` runs it.
 
     intake ──▶ dispatcher (admission, strategy) ──▶ engine process ──▶ feedback
                           supervisor keeps the engine alive
@@ -8,30 +8,22 @@ No model runs in this process.
 
 from __future__ import annotations
 
-import asyncio
 import logging
-import os
-import signal
-from collections.abc import MutableMapping, Sequence
-from pathlib import Path
+from functools import partial
 
 import psutil
 
-from magnitude import __version__
 from magnitude.board.cpu import read_cpu
 from magnitude.board.memory import effective_memory
 from magnitude.board.roots import HostRoots
 from magnitude.config import Settings
 from magnitude.engine.client import EngineLink
-from magnitude.engine.protocol import PoolUse, Steps, ToService
+from magnitude.engine.protocol import PoolUse, Steps, Tokens, ToService
 from magnitude.errors import EngineNotReady, MagnitudeError
 from magnitude.feedback.metrics import Metrics
 from magnitude.feedback.records import Feedback
-from magnitude.intake.app import build_app
-from magnitude.intake.serve import serve
-from magnitude.intake.sockets import open_sockets
 from magnitude.models.description import ModelDescription
-from magnitude.paths import Paths, find_paths
+from magnitude.paths import Paths
 from magnitude.policy.selection import find_draft_model, find_models, select
 from magnitude.policy.strategy import BoardFacts, draft_bytes
 from magnitude.schedule.arbiter import Arbiter, MayUse, Want
@@ -44,19 +36,17 @@ from magnitude.schedule.plan import ModelPlan
 from magnitude.schedule.planning import plan_models, residency_of
 from magnitude.schedule.slot_files import SlotFiles
 from magnitude.schedule.throughput import Throughput
+from magnitude.schedule.warm_up import warm_up
+from magnitude.supervise.cgroup_leaf import EngineCgroup
+from magnitude.supervise.engine_process import EngineProcess
+from magnitude.supervise.exit_status import EXIT_ENGINE_BUDGET_SPENT
 from magnitude.supervise.lifecycle import EngineLifecycle, LoadFailed, ModelsReady
 from magnitude.supervise.loss import EngineLoss
+from magnitude.supervise.stopping import Stopping
 from magnitude.supervise.supervisor import EngineSupervisor
 from magnitude.text.catalogue import TextCatalogue
 
 log = logging.getLogger("magnitude.service")
-
-# How long open requests may go on after SIGTERM. systemd gives 90 s before it kills, but a person at a terminal or
-# a board that loses power soon does not wait so long; most answers end within it.
-GRACEFUL_S = 10.0
-# So long before that, what is still open is ended with an error that its client can read.
-FAREWELL_S = 1.0
-
 
 # A spare engine is kept while so much memory is free besides: ten times what it takes itself, so that it is never the
 # reason why something else does not fit.
@@ -69,10 +59,19 @@ ENGINE = "engine"
 class Service:
     """One running service: the engine's supervisor and the dispatcher in front of it."""
 
-    def __init__(self, settings: Settings, paths: Paths, *, roots: HostRoots | None = None) -> None:
+    def __init__(
+        self,
+        settings: Settings,
+        paths: Paths,
+        *,
+        roots: HostRoots | None = None,
+        engine_cgroup: EngineCgroup | None = None,
+    ) -> None:
         self.settings = settings
         self.feedback = Feedback()
+        self.stopping = Stopping()
         self._golden = GoldenGate(paths.state)
+        self._warm: set[str] = set()  # models that have done their first work in this run of the service
         self._throughput = Throughput(paths.state)
         self._cpu = read_cpu(roots)
         allowance = self._allowance(effective_memory(roots).headroom_bytes)
@@ -95,6 +94,8 @@ class Service:
             on_up=self._on_up,
             on_down=self._on_down,
             on_failed=self._on_failed,
+            spawn=partial(EngineProcess.spawn, place=(engine_cgroup or EngineCgroup()).add),
+            on_give_up=lambda reason: self.request_exit(EXIT_ENGINE_BUDGET_SPENT, reason),
             spare_wanted=lambda: effective_memory(roots).headroom_bytes > SPARE_HEADROOM_BYTES,
         )
         self.dispatcher = Dispatcher(
@@ -155,6 +156,10 @@ class Service:
         await self.switch.close()
         await self.dispatcher.close()
 
+    def request_exit(self, status: int, reason: str) -> None:
+        """Stop in order and leave with `status`, one of `supervise.exit_status`."""
+        self.stopping.ask(reason, status)
+
     # --- what the supervisor tells ---
 
     async def _load(self, link: EngineLink) -> ModelsReady | LoadFailed:
@@ -176,9 +181,15 @@ class Service:
         )
         if failure is None:
             await self._throughput.measure(plan, engine, ort_version=ort_version, cpu_features=self._cpu.features)
+        if failure is None and plan.description.name not in self._warm:
+            failure = await warm_up(plan, engine)
+            # Only once: an engine that replaces another one must serve as soon as it can.
+            self._warm.add(plan.description.name)
         return failure
 
     def _on_message(self, message: ToService) -> None:
+        if isinstance(message, Tokens):
+            self.feedback.generated_tokens += len(message.ids)
         if isinstance(message, Steps):
             self.feedback.runs.add(message)
         elif not self.loader.on_message(message):
@@ -205,76 +216,3 @@ class Service:
         self.dispatcher.refuse_all(
             EngineNotReady(f"the engine cannot serve: {reason}", hint="See 'magnitude doctor', then restart")
         )
-
-
-async def _report_text_problems(models: Sequence[ModelDescription], texts: TextCatalogue) -> None:
-    """A missing template or a broken tokenizer is said at start, not at the first request."""
-    for model in models:
-        for problem in await asyncio.to_thread(texts.problems, model):
-            log.warning("text of a model is not in order", extra={"fields": {"model": model.name, "reason": problem}})
-
-
-async def _say_farewell(dispatcher: Dispatcher, stop: asyncio.Event) -> None:
-    await stop.wait()
-    await asyncio.sleep(GRACEFUL_S - FAREWELL_S)
-    dispatcher.refuse_all(
-        EngineNotReady("the service is being stopped", hint="Send the request again once it is back")
-    )
-
-
-async def _serve(settings: Settings, paths: Paths, environ: MutableMapping[str, str]) -> None:
-    sockets = open_sockets(settings.server, environ, run_folder=paths.run)
-    service = Service(settings, paths)
-    stop = asyncio.Event()
-    loop = asyncio.get_running_loop()
-    for number in (signal.SIGTERM, signal.SIGINT):
-        loop.add_signal_handler(number, stop.set)
-    metrics = service.metrics()
-    app = build_app(service.dispatcher, settings, texts=service.texts, metrics=metrics)
-    addresses = ", ".join(listening.address for listening in sockets)
-    watch = loop.create_task(service.supervisor.run())
-    keeping = loop.create_task(service.dispatcher.conversations.run())
-    # Tokenizers are read while the engine starts, so that the first request does not wait for them.
-    reading = loop.create_task(_report_text_problems(service.loaded_at_start(), service.texts))
-    farewell = loop.create_task(_say_farewell(service.dispatcher, stop))
-    # A supervision that ended by an error of its own must take the service down, not leave it without an engine.
-    watch.add_done_callback(lambda _: stop.set())
-    try:
-        await serve(
-            app,
-            sockets,
-            server=settings.server,
-            metrics=metrics,
-            stop=stop,
-            graceful_s=GRACEFUL_S,
-            on_started=lambda: log.info(
-                "listening", extra={"fields": {"addresses": addresses, "version": __version__, "pid": os.getpid()}}
-            ),
-        )
-    finally:
-        failed = watch.done() and not watch.cancelled() and watch.exception()
-        for task in (watch, reading, farewell, keeping):
-            task.cancel()
-        await service.stop()
-        log.info("stopped")
-    if failed:
-        raise failed
-
-
-def prepare_state_folder(folder: Path) -> None:
-    """Make `folder`. Without one the service runs as well: what it learns is lost at its end, and it says so."""
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        log.warning(
-            "there is no state folder, nothing is kept over a restart",
-            extra={"fields": {"folder": str(folder), "error": error.strerror or str(error)}},
-        )
-
-
-def run_service(settings: Settings, *, environ: MutableMapping[str, str] | None = None) -> None:
-    """Serve until SIGTERM or SIGINT. Raises `MagnitudeError` when the service cannot start."""
-    environ = os.environ if environ is None else environ
-    paths = find_paths(environ)
-    prepare_state_folder(paths.state)
-    asyncio.run(_serve(settings, paths, environ))

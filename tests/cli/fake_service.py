@@ -67,6 +67,7 @@ class FakeService:
         self.requests: list[dict[str, Any]] = []
         self.kept: list[dict[str, Any]] = []
         self.more_state: dict[str, Any] = {}
+        self.reloaded: dict[str, Any] = {"applied": [], "needs_restart": [], "error": "", "hint": ""}
         self.keys: list[str | None] = []
         self.socket = ""
 
@@ -78,6 +79,7 @@ class FakeService:
                 Route("/version", lambda request: JSONResponse({"version": "9.9.9"})),
                 Route("/v1/models", lambda request: JSONResponse({"data": [{"id": "tiny-chat"}]})),
                 Route("/v1/magnitude/state", self._state),
+                Route("/v1/magnitude/reload", self._reload, methods=["POST"]),
                 Route("/v1/chat/completions", self._chat, methods=["POST"]),
                 Route("/v1/magnitude/kv", self._kv, methods=["GET", "DELETE"]),
             ]
@@ -93,6 +95,9 @@ class FakeService:
             return JSONResponse(self.error[1], self.error[0])
         health = {**STATE["health"], "ready": self.ready}  # type: ignore[dict-item]
         return JSONResponse({**STATE, "health": health, **self.more_state})
+
+    def _reload(self, request: Request) -> Response:
+        return JSONResponse(*((self.error[1], self.error[0]) if self.error else (self.reloaded, 200)))
 
     def _kv(self, request: Request) -> Response:
         self.keys.append(request.headers.get("authorization"))

@@ -25,21 +25,22 @@ PERSON = find_paths({"HOME": "/home/p", "XDG_RUNTIME_DIR": "/run/user/7"}, uid=7
 SYSTEM = find_paths({}, uid=0)
 
 
-def test_a_person_looks_for_the_own_service_then_tcp_then_the_systems_socket() -> None:
+OF_SYSTEM = ["unix:/run/magnitude/magnitude.sock", "unix:/run/magnitude/service/magnitude.sock"]
+
+
+def test_a_person_looks_for_the_own_service_then_the_systems_sockets_then_tcp() -> None:
     assert [str(address) for address in candidates(Settings(), PERSON)] == [
         "unix:/run/user/7/magnitude/magnitude.sock",
-        "http://127.0.0.1:11500",
-        "unix:/run/magnitude/magnitude.sock",
-    ]
-    assert [str(address) for address in candidates(Settings(), SYSTEM)] == [
-        "unix:/run/magnitude/magnitude.sock",
+        *OF_SYSTEM,
         "http://127.0.0.1:11500",
     ]
+    assert [str(address) for address in candidates(Settings(), SYSTEM)] == [*OF_SYSTEM, "http://127.0.0.1:11500"]
 
 
 def test_the_configuration_says_where_to_look() -> None:
     settings = Settings(server=ServerSettings(listen="[::1]:9", unix_socket="/tmp/x.sock"))
-    assert [str(address) for address in candidates(settings, PERSON)] == ["unix:/tmp/x.sock", "http://[::1]:9"]
+    found = [str(address) for address in candidates(settings, PERSON)]
+    assert found == ["unix:/tmp/x.sock", *OF_SYSTEM, "http://[::1]:9"]
     closed = Settings(server=ServerSettings(listen="", unix_socket=""))
     assert candidates(closed, SYSTEM) == []
 
@@ -121,7 +122,7 @@ def test_an_error_without_the_envelope_is_still_an_error_with_its_status(content
 
 def test_an_error_inside_a_stream_ends_it() -> None:
     lines = ['data: {"error": {"message": "engine down", "code": "engine_not_ready"}}', "", "data: [DONE]", ""]
-    with pytest.raises(ServiceRefused, match="engine gone"):
+    with pytest.raises(ServiceRefused, match="engine down"):
         list(chat_deltas(lines))
 
 

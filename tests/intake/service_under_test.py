@@ -75,7 +75,7 @@ class Live:
         )
         self.inference = FakeInference(_TEXTS)
         self.metrics = Metrics()
-        self.sockets: list[ListeningSocket] = open_sockets(self.server, {}, run_folder=folder)
+        self.sockets: list[ListeningSocket] = open_sockets(self.server, [], run_folder=folder)
         self.unix_path = str(folder / "magnitude.sock")
         self.port = next(s.sock.getsockname()[1] for s in self.sockets if s.sock.family == socket.AF_INET)
         self.url = f"http://127.0.0.1:{self.port}"

@@ -29,7 +29,7 @@ class ScriptedEngine:
         self._ids += 1
         return self._ids
 
-    async def ask(self, message: Message, request_id: int) -> ToService:
+    async def ask(self, message: Message, request_id: int, *, whole: bool = False) -> ToService:
         self.sent.append(message)
         answer = self._answer(message)
         assert answer is not None, f"no answer to {message}"

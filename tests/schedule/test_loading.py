@@ -8,6 +8,7 @@ from scripted_engine import Answer, ScriptedEngine
 from magnitude.engine.protocol import (
     Done,
     Failed,
+    Finished,
     Loaded,
     LoadModel,
     Message,
@@ -236,3 +237,29 @@ def test_only_answers_to_its_own_questions_belong_to_loading() -> None:
 def test_the_deadline_grows_with_the_weights() -> None:
     assert load_deadline_s([]) == LOAD_BASE_S
     assert load_deadline_s([plan("a", weight_bytes=10_000_000_000)]) > LOAD_BASE_S + 500
+
+
+def test_a_generation_may_be_awaited_to_its_end() -> None:
+    """Otherwise its first tokens are the answer."""
+
+    async def ask(whole: bool) -> ToService:
+        loader = loader_of([plan("a")])
+        end = Finished(
+            request_id=7,
+            reason="length",
+            prompt_tokens=1,
+            new_tokens=2,
+            wait_s=0.0,
+            prefill_s=0.1,
+            decode_s=0.1,
+        )
+
+        def stream(message: Message) -> None:
+            for said in (Tokens(request_id=7, ids=[1]), Tokens(request_id=7, ids=[2]), end):
+                loader.on_message(said)
+
+        engine = ScriptedEngine(stream)
+        return await loader.ask(engine, UnloadModel(request_id=7, model="a"), 7, whole=whole)  # type: ignore[arg-type]
+
+    assert isinstance(asyncio.run(ask(whole=True)), Finished)
+    assert isinstance(asyncio.run(ask(whole=False)), Tokens)

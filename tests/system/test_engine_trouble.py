@@ -162,7 +162,7 @@ async def run_trouble(home: Path) -> None:
     service.supervisor.lifecycle = EngineLifecycle(load_deadline_s=120, step_deadline_s=60, backoff_max_s=0.25)
     metrics = service.metrics()
     app = build_app(service.dispatcher, settings, texts=TextCatalogue(), metrics=metrics)
-    sockets = open_sockets(settings.server, {}, run_folder=paths.run)
+    sockets = open_sockets(settings.server, [], run_folder=paths.run)
     socket = str(paths.unix_socket)
     stop = asyncio.Event()
     serving = asyncio.create_task(serve(app, sockets, server=settings.server, metrics=metrics, stop=stop))

@@ -3,81 +3,18 @@
 from __future__ import annotations
 
 import hashlib
-import os
 import signal
 import socket
-import subprocess
-import sys
-import time
 from collections.abc import Iterator
 from pathlib import Path
 
 import httpx
 import openai
 import pytest
-import yaml
-from started_service import GOLDEN, free_port
+from started_service import free_port
+from tiny_service import FOREIGN, STARTED_S, TinyService
 
-FOREIGN = GOLDEN / "genai_tiny_llama"
 KEY, ADMIN_KEY = "mag-for-the-api", "mag-for-the-admin"
-STARTED_S = 60
-
-# What systemd does between fork and exec: the sockets from descriptor 3 on, and the number of the process.
-ACTIVATED = """
-import os, sys
-for number, given in enumerate(map(int, sys.argv[1].split(","))):
-    os.dup2(given, 3 + number)
-os.environ |= {"LISTEN_PID": str(os.getpid()), "LISTEN_FDS": str(number + 1)}
-os.execv(sys.executable, [sys.executable, "-m", "magnitude.cli.main", "serve"])
-"""
-
-
-class TinyService:
-    def __init__(
-        self,
-        home: Path,
-        *,
-        inherited: tuple[socket.socket, ...] = (),
-        sections: dict[str, object] | None = None,
-        **server: object,
-    ) -> None:
-        """`sections` are those of the configuration beside `server`; unless given, the foreign folder is served."""
-        home.mkdir(exist_ok=True)
-        settings = {**(sections or {"engine": {"model_path": str(FOREIGN)}}), "server": server}
-        (home / "magnitude.yaml").write_text(yaml.safe_dump(settings))
-        command = [sys.executable, "-m", "magnitude.cli.main", "serve"]
-        # Beyond the numbers that the starter fills, so that none is overwritten before it is copied.
-        given = [os.dup2(sock.fileno(), 100 + number) for number, sock in enumerate(inherited)]
-        if given:
-            command = [sys.executable, "-c", ACTIVATED, ",".join(map(str, given))]
-        self.log = home / f"service-{len(list(home.glob('*.log')))}.log"
-        with self.log.open("wb") as log:
-            self.process = subprocess.Popen(
-                command,
-                env={**os.environ, "MAGNITUDE_HOME": str(home)},
-                stdin=subprocess.DEVNULL,
-                stdout=log,
-                stderr=log,
-                pass_fds=given,
-            )
-        for fd in given:
-            os.close(fd)
-
-    def wait_ready(self, url: str) -> None:
-        deadline = time.monotonic() + STARTED_S
-        while time.monotonic() < deadline and self.process.poll() is None:
-            try:
-                if httpx.get(f"{url}/readyz").status_code == 200:
-                    return
-            except httpx.TransportError:
-                pass
-            time.sleep(0.05)
-        pytest.fail(f"not ready:\n{self.log.read_text()}", pytrace=False)
-
-    def stop(self, number: signal.Signals = signal.SIGTERM) -> int:
-        if self.process.poll() is None:
-            self.process.send_signal(number)
-        return self.process.wait(STARTED_S)
 
 
 @pytest.fixture

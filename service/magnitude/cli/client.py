@@ -15,7 +15,8 @@ from magnitude.config import Settings, parse_listen
 from magnitude.errors import MagnitudeError
 from magnitude.paths import Paths
 
-SYSTEM_SOCKET = Path("/run/magnitude/magnitude.sock")
+# Where the system's service is reached: the socket unit's, and its own where that unit is not used.
+SYSTEM_SOCKETS = (Path("/run/magnitude/magnitude.sock"), Path("/run/magnitude/service/magnitude.sock"))
 CONNECT_S = 3.0  # a service on this machine accepts at once or not at all
 # Between two bytes of an answer: a long prompt on a small board is prefilled for minutes before the first token.
 READ_S = 600.0
@@ -56,18 +57,18 @@ class Address(msgspec.Struct, frozen=True):
 def candidates(settings: Settings, paths: Paths, url: str | None = None) -> list[Address]:
     """Where to look for the service, best first: only `url` when it is given.
 
-    A person's client also looks for the system service's socket: that is the usual service on a board.
+    The system service's sockets are always among them: a socket unit wins over what the configuration says. Unix
+    sockets come before TCP, where routes that tell about all clients need a key.
     """
     if url:
         return [Address(socket=url.removeprefix("unix:"))] if url.startswith("unix:") else [Address(url=url)]
     found: list[Address] = []
     if settings.server.unix_socket != "":
-        found.append(Address(socket=settings.server.unix_socket or str(paths.unix_socket)))
+        own = settings.server.unix_socket or str(paths.unix_socket)
+        found += [Address(socket=path) for path in dict.fromkeys((own, *map(str, SYSTEM_SOCKETS)))]
     address = parse_listen(settings.server.listen)
     if address is not None and address.port:
         found.append(Address(url=f"http://{address}"))
-    if settings.server.unix_socket is None and paths.unix_socket != SYSTEM_SOCKET:
-        found.append(Address(socket=str(SYSTEM_SOCKET)))
     return found
 
 

@@ -44,7 +44,6 @@ def install_units(  # noqa: PLR0917
     remove: Annotated[bool, typer.Option("--remove", help="Stop the service and take the units away.")] = False,
 ) -> None:
     """Put the systemd units of this installation in place, or take them away."""
-    from magnitude.errors import ConfigError
     from magnitude.units import host
     from magnitude.units.layout import Installation, plan
     from magnitude.units.place import place
@@ -52,11 +51,8 @@ def install_units(  # noqa: PLR0917
 
     root = root.absolute()
     here = root == Path("/")
-    if here and not dry_run and os.geteuid() != 0:
-        raise ConfigError(
-            "Only root can install units on this machine",
-            hint="Use sudo with the full path, or --root DIR to look at the files, or --dry-run.",
-        )
+    if not dry_run:
+        host.require_root(root, os.geteuid())
     if remove:
         _remove(root, prefix, dry_run=dry_run)
         return
@@ -72,9 +68,10 @@ def install_units(  # noqa: PLR0917
         ),
     )
     try:
-        _print(place(files, root, prefix, dry_run=dry_run))
+        placed = place(files, root, prefix, dry_run=dry_run)
     except OSError as error:
         raise _cannot_write(error) from error
+    _print(placed)
     if dry_run:
         return
     if here:
@@ -82,7 +79,10 @@ def install_units(  # noqa: PLR0917
     elif enable:
         _link(root, prefix)
     typer.echo("\nNext:")
-    typer.echo("  sudo systemctl start magnitude" if here else "  boot the system, then: magnitude wait")
+    if here:
+        typer.echo(f"  sudo systemctl {'restart' if host.is_active('magnitude.service') else 'start'} magnitude")
+    else:
+        typer.echo("  boot the system, then: magnitude wait")
     typer.echo("  systemctl status magnitude")
 
 
@@ -128,9 +128,10 @@ def _remove(root: Path, prefix: str, *, dry_run: bool) -> None:
         for folder, unit in ENABLED:
             (root / "etc/systemd/system" / folder / unit).unlink(missing_ok=True)
     try:
-        _print(remove(root, prefix, dry_run=dry_run))
+        removed = remove(root, prefix, dry_run=dry_run)
     except OSError as error:
         raise _cannot_write(error) from error
+    _print(removed)
     if not dry_run and here and host.is_booted():
         host.run_quietly(("systemctl", "daemon-reload"))
     typer.echo("\nConfiguration, state, models and the user magnitude stay.")

@@ -48,6 +48,7 @@ def main(arguments: list[str] | None = None) -> int:
     process.die_with_parent()
     process.close_stdin()
     faulthandler.enable()  # SIGSEGV, SIGFPE, SIGABRT, SIGBUS, SIGILL: the stacks go to stderr
+    faulthandler.register(process.STACKS_SIGNAL)
     # Ctrl-C reaches the whole process group, a stop by systemd the whole control group. The service lets open
     # requests end first and needs its engine for that; then it says `Shutdown`, or its end of the socket closes.
     for number in (signal.SIGINT, signal.SIGTERM):

@@ -14,6 +14,10 @@ from pathlib import Path
 # From <linux/prctl.h>; part of the kernel's stable interface.
 _PR_SET_PDEATHSIG = 1
 
+# Asks an engine where its threads stand: it writes their stacks to stderr and goes on. An interpreter that has not
+# come as far as to know this is ended by it.
+STACKS_SIGNAL = signal.SIGUSR2
+
 # Exit statuses, from <sysexits.h>, so that the parent can tell them apart.
 EXIT_VERSION_MISMATCH = 78  # EX_CONFIG: trying again cannot help
 EXIT_PROTOCOL_BROKEN = 76  # EX_PROTOCOL

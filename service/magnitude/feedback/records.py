@@ -69,6 +69,7 @@ class Feedback:
 
     def __init__(self) -> None:
         self.runs = RunSeries()
+        self.generated_tokens = 0  # by all answers together, as they come
         self._series: dict[tuple[str, str], _Series] = {}
 
     def record(self, task: TaskRecord) -> None:

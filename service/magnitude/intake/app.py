@@ -22,9 +22,11 @@ from magnitude.intake.embeddings import embeddings
 from magnitude.intake.errors import error_response, from_http_exception
 from magnitude.intake.gate import Gate
 from magnitude.intake.kv import KeptKv
+from magnitude.intake.live import LiveSettings
 from magnitude.intake.models import list_models, show_model
 from magnitude.intake.pipeline import pipeline
 from magnitude.intake.recycle import recycle
+from magnitude.intake.reload import reload_configuration
 from magnitude.intake.rerank import rerank
 from magnitude.intake.reserve import Reserve
 from magnitude.schedule.inference import Inference
@@ -43,6 +45,7 @@ ROUTES = [
     Route("/version", health.version, methods=["GET"]),
     Route("/metrics", health.metrics, methods=["GET"]),
     Route("/v1/magnitude/state", health.state, methods=["GET"]),
+    Route("/v1/magnitude/reload", reload_configuration, methods=["POST"]),
     Route("/v1/magnitude/pipeline", pipeline, methods=["POST"]),
     Route("/v1/magnitude/reserve", Reserve),
     Route("/v1/magnitude/recycle", recycle, methods=["POST"]),
@@ -58,7 +61,7 @@ ROUTES = [
 
 def build_app(
     inference: Inference,
-    settings: Settings,
+    settings: Settings | LiveSettings,
     *,
     texts: TextCatalogue,
     metrics: Metrics,
@@ -66,17 +69,18 @@ def build_app(
     wall_clock: Callable[[], float] = time.time,
 ) -> Starlette:
     """The application over `inference`. `clock` is for durations, `wall_clock` for the `created` of answers."""
+    live = settings if isinstance(settings, LiveSettings) else LiveSettings(settings)
     app = Starlette(
         routes=ROUTES,
         exception_handlers={HTTPException: _refused_by_router},
-        middleware=[Middleware(Gate, server=settings.server, metrics=metrics, clock=clock)],
+        middleware=[Middleware(Gate, live=live, metrics=metrics, clock=clock)],
     )
     metrics.watch_schedule(inference.figures)
     # A path with a slash too many is no route; sending the client elsewhere hides the mistake.
     app.router.redirect_slashes = False
     app.state.context = Context(
         inference=inference,
-        settings=settings,
+        live=live,
         texts=texts,
         metrics=metrics,
         clock=clock,

@@ -13,6 +13,7 @@ from magnitude.config import Settings
 from magnitude.errors import ModelNotFound, RequestError
 from magnitude.feedback.metrics import Metrics
 from magnitude.intake.auth import Principal
+from magnitude.intake.live import LiveSettings
 from magnitude.models.description import Kind, ModelDescription
 from magnitude.schedule.inference import Inference
 from magnitude.text.catalogue import ModelText, TextCatalogue
@@ -31,11 +32,16 @@ class Context(msgspec.Struct, frozen=True, kw_only=True):
     """The parts behind the HTTP face. `clock` is monotonic seconds, `wall_clock` seconds since 1970."""
 
     inference: Inference
-    settings: Settings
+    live: LiveSettings
     texts: TextCatalogue
     metrics: Metrics
     clock: Callable[[], float]
     wall_clock: Callable[[], float]
+
+    @property
+    def settings(self) -> Settings:
+        """Those in force now; a request that looks twice may see two."""
+        return self.live.current
 
     async def text_of(self, model: ModelDescription) -> ModelText:
         """Tokenizer and templates; read in a worker thread the first time."""

@@ -17,6 +17,7 @@ from starlette.responses import Response
 from magnitude.errors import (
     BudgetExceeded,
     Cancelled,
+    ConfigError,
     DeadlineExceeded,
     EngineError,
     EngineNotReady,
@@ -34,6 +35,7 @@ from magnitude.errors import (
 # Looked up along the class's ancestors, so the nearest entry wins.
 STATUS: dict[type[MagnitudeError], int] = {
     MagnitudeError: 500,
+    ConfigError: 409,  # the files on the disk are what the request is in conflict with
     RequestError: 400,
     ModelNotFound: 404,
     Unauthorized: 401,
@@ -58,6 +60,7 @@ STATUS_OF_CODE: dict[str, int] = {
     "unsupported_media_type": 415,
     "too_many_connections": 503,
     "engine_timeout": 504,
+    "reload_unavailable": 501,
 }
 
 _TYPE_OF_STATUS = {401: "authentication_error", 403: "permission_error", 429: "rate_limit_error"}

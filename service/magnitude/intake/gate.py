@@ -15,12 +15,12 @@ from starlette.datastructures import Headers, MutableHeaders
 from starlette.routing import Match
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from magnitude.config import ServerSettings
 from magnitude.errors import Cancelled, DeadlineExceeded, MagnitudeError
 from magnitude.feedback.metrics import Metrics
 from magnitude.intake.auth import Access, Peer, Principal, access_of, authorize
 from magnitude.intake.context import Passage
 from magnitude.intake.errors import error_response, internal_error, status_of
+from magnitude.intake.live import LiveSettings
 
 log = logging.getLogger("magnitude.intake")
 
@@ -34,9 +34,9 @@ _QUIET_ROUTES = frozenset({"/healthz", "/readyz", "/metrics", "/v2/health/live",
 class Gate:
     """ASGI middleware around all routes."""
 
-    def __init__(self, app: ASGIApp, *, server: ServerSettings, metrics: Metrics, clock: Callable[[], float]) -> None:
+    def __init__(self, app: ASGIApp, *, live: LiveSettings, metrics: Metrics, clock: Callable[[], float]) -> None:
         self._app = app
-        self._server = server
+        self._live = live
         self._metrics = metrics
         self._clock = clock
         self._open = 0
@@ -53,13 +53,14 @@ class Gate:
         answer = _Answer(send, passage.request_id)
         path: str = scope["path"]
         self._open += 1
+        server = self._live.current.server
         try:
             peer = peer_of(scope)
-            passage.principal = authorize(peer, path, headers, self._server)
+            passage.principal = authorize(peer, path, headers, server)
             # Probes get through a full house: a busy service is not a dead one.
-            if self._open > self._server.max_connections and access_of(path) is Access.API:
+            if self._open > server.max_connections and access_of(path) is Access.API:
                 raise MagnitudeError(
-                    f"{self._server.max_connections} requests are open, no more are taken",
+                    f"{server.max_connections} requests are open, no more are taken",
                     hint="Try again shortly, or raise server.max_connections.",
                     code="too_many_connections",
                 )

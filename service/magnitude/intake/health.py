@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import msgspec
 from starlette.requests import Request
 from starlette.responses import Response
 
@@ -36,8 +37,11 @@ async def version(request: Request) -> Response:
 
 
 async def state(request: Request) -> Response:
-    """How each model runs, what it holds, and the running figures: what `magnitude ps` shows."""
-    return json_reply(context_of(request).inference.state())
+    """How each model runs, what it holds, and the running figures: what `magnitude ps` shows. `reload`: how reading
+    the configuration again went the last time."""
+    context = context_of(request)
+    state = msgspec.to_builtins(context.inference.state())
+    return json_reply({**state, "reload": context.live.last_reload})
 
 
 async def metrics(request: Request) -> Response:

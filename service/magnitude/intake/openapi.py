@@ -78,6 +78,9 @@ def openapi_document() -> dict[str, Any]:
             "/version": _get("Name and version"),
             "/metrics": _get("Numbers for Prometheus"),
             "/v1/magnitude/state": _get("What runs, how, and with which figures"),
+            "/v1/magnitude/reload": {
+                "post": {"summary": "Read the configuration again", "responses": _responses()},
+            },
             "/v1/magnitude/pipeline": _post(
                 "Choose documents and answer from them", pipeline, ["query", "documents"], headers=_ALL_TERMS
             ),

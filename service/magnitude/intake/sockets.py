@@ -1,8 +1,7 @@
 """The listening sockets: those that systemd hands over, or our own.
 
-Socket activation follows sd_listen_fds(3): the variables count only when LISTEN_PID is this process, and what kind of
-socket it is, the socket itself says. Inherited sockets are neither bound nor removed: they belong to systemd, and
-outlive the service.
+What kind of socket an inherited one is, the socket itself says. Inherited sockets are neither bound nor removed: they
+belong to systemd, and outlive the service.
 """
 
 from __future__ import annotations
@@ -14,7 +13,7 @@ import logging
 import os
 import socket
 import stat
-from collections.abc import MutableMapping
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -24,15 +23,12 @@ from magnitude.config import ServerSettings
 from magnitude.config.address import parse_listen
 from magnitude.errors import ConfigError
 from magnitude.intake.auth import is_loopback
+from magnitude.supervise.inherited import InheritedFd
 
 log = logging.getLogger("magnitude.intake")
 
-_FIRST_FD = 3  # SD_LISTEN_FDS_START of sd_listen_fds(3)
-_MAX_INHERITED = 64  # far beyond any unit file; a larger count is garbage
 _BACKLOG = 256  # connections that may wait while the loop is busy for a moment
 _PROBE_S = 1.0  # a server on the same machine answers a connect at once
-
-_VARIABLES = ("LISTEN_FDS", "LISTEN_PID", "LISTEN_FDNAMES", "LISTEN_PIDFDID")
 
 
 class ListeningSocket(msgspec.Struct, frozen=True, kw_only=True):
@@ -63,16 +59,18 @@ class ListeningSocket(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def open_sockets(
-    server: ServerSettings, environ: MutableMapping[str, str], *, run_folder: Path, first_fd: int = _FIRST_FD
+    server: ServerSettings, inherited: Sequence[InheritedFd], *, run_folder: Path
 ) -> list[ListeningSocket]:
-    """Sockets to serve on: inherited ones if there are any, otherwise bound as configured.
+    """Sockets to serve on: those among `inherited` if there are any, otherwise bound as configured.
 
-    Takes the activation variables out of `environ`, so that no child process takes the sockets for its own.
-    Raises `ConfigError` when an address cannot be used, or when one beyond loopback would be open to all.
+    Descriptors that are no sockets are left alone. Raises `ConfigError` when an address cannot be used, or when one
+    beyond loopback would be open to all.
     """
-    sockets = _inherited(environ, first_fd)
+    sockets = _adopted(inherited)
     try:
-        if not sockets:
+        if sockets:
+            _tell_unbound(server, sockets)
+        else:
             _bind(server, run_folder, sockets)
         if not sockets:
             raise ConfigError(
@@ -80,8 +78,7 @@ def open_sockets(
                 hint="Set server.listen or server.unix_socket.",
                 param="server.listen",
             )
-        for listening in sockets:
-            _refuse_open_door(listening, server)
+        refuse_open_doors(sockets, server)
     except BaseException:
         for listening in sockets:
             listening.close()
@@ -89,32 +86,39 @@ def open_sockets(
     return sockets
 
 
-def _inherited(environ: MutableMapping[str, str], first_fd: int) -> list[ListeningSocket]:
-    values = {name: environ.pop(name, "") for name in _VARIABLES}
-    if values["LISTEN_PID"] != str(os.getpid()):
-        return []
-    count = values["LISTEN_FDS"]
-    if not count.isdecimal() or not 0 < int(count) <= _MAX_INHERITED:
-        return []
-    names = values["LISTEN_FDNAMES"].split(":")
+def refuse_open_doors(sockets: Sequence[ListeningSocket], server: ServerSettings) -> None:
+    """Raises `ConfigError` when one of `sockets` would let everybody on the network in under these settings."""
+    for listening in sockets:
+        _refuse_open_door(listening, server)
+
+
+def _adopted(inherited: Sequence[InheritedFd]) -> list[ListeningSocket]:
     found: list[ListeningSocket] = []
-    for n in range(int(count)):
-        fd = first_fd + n
-        try:
-            os.set_inheritable(fd, False)
-            # Family, type and protocol come from the socket itself.
-            sock = socket.socket(fileno=fd)
-        except OSError as error:
-            log.warning("inherited descriptor is no socket", extra={"fields": {"fd": fd, "error": str(error)}})
+    for given in inherited:
+        if not given.is_socket:
             continue
+        # Family, type and protocol come from the socket itself.
+        sock = socket.socket(fileno=given.fd)
         if sock.type != socket.SOCK_STREAM or not sock.getsockopt(socket.SOL_SOCKET, socket.SO_ACCEPTCONN):
-            log.warning("inherited socket does not listen for streams", extra={"fields": {"fd": fd}})
+            fields = {"fd": given.fd, "name": given.name}
+            log.warning("inherited socket does not listen for streams", extra={"fields": fields})
             sock.detach()
             continue
         sock.setblocking(False)
-        name = names[n] if n < len(names) and names[n] else f"fd{fd}"
-        found.append(ListeningSocket(sock=sock, name=name, inherited=True))
+        found.append(ListeningSocket(sock=sock, name=given.name, inherited=True))
     return found
+
+
+def _tell_unbound(server: ServerSettings, sockets: Sequence[ListeningSocket]) -> None:
+    """Say once which configured addresses do not count, because systemd's sockets are used instead."""
+    wanted = parse_listen(server.listen)
+    configured = [f"http://{wanted}"] if wanted is not None else []
+    configured += [f"unix:{server.unix_socket}"] if server.unix_socket else []
+    served = [listening.address for listening in sockets]
+    unbound = [address for address in configured if address.replace("//localhost:", "//127.0.0.1:") not in served]
+    if unbound:
+        fields = {"not_bound": ", ".join(unbound), "served": ", ".join(served)}
+        log.info("the service manager's sockets are used, not the configured addresses", extra={"fields": fields})
 
 
 def _bind(server: ServerSettings, run_folder: Path, sockets: list[ListeningSocket]) -> None:

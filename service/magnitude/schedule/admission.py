@@ -119,6 +119,12 @@ class Admission:
                 due_s = min([due_s, *(_rested_s(r) for r in pool.running.values() if _may_pause(r))])
         return None if due_s == math.inf else max(due_s, now_s)
 
+    def tune(self, *, max_queue: int, aging_s: float, utilisation: float) -> None:
+        """New settings, from the next decision on. What waits already stays, however long the queue may be now."""
+        self._max_queue, self._aging_s, self._utilisation = max_queue, aging_s, utilisation
+        for pool in self._all():
+            pool.tune(aging_s=aging_s, utilisation=utilisation)
+
     def apply(self, event: Event, now_s: float) -> list[Effect]:
         now_s = self._now_s = max(now_s, self._now_s)
         effects: list[Effect] = []

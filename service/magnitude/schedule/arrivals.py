@@ -13,7 +13,7 @@ class Arrivals:
     """Those that wait, by model; at most `max_queue` at once. `changed` is called when one came or went."""
 
     def __init__(self, max_queue: int, changed: Callable[[], None]) -> None:
-        self._max_queue = max_queue
+        self.max_queue = max_queue
         self._changed = changed
         self._held: dict[asyncio.Future[None], str] = {}
 
@@ -27,7 +27,7 @@ class Arrivals:
 
     async def wait(self, model: str) -> None:
         """Returns when the model is there. Raises why it will not be, and `Overloaded` at once when too many wait."""
-        if self.waiting >= self._max_queue:
+        if self.waiting >= self.max_queue:
             raise Overloaded(
                 f"the queue is full: {self.waiting} requests are waiting",
                 hint="Ask again later, or raise server.max_queue",

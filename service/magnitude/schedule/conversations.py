@@ -189,6 +189,11 @@ class Conversations:
 
     # --- saving ---
 
+    def tune(self, settings: KvSettings) -> None:
+        """New bounds for what is saved, from the next look on."""
+        self._settings = settings
+        self._policy.tune(settings)
+
     async def run(self) -> None:
         """Find what earlier runs saved, then look at idle conversations now and then, until cancelled."""
         try:

@@ -225,6 +225,17 @@ class Dispatcher:
             task.withdraw()
         self._arrivals.refuse(model, error)
 
+    # --- settings that may change while it runs ---
+
+    def tune(self, *, aliases: Mapping[str, str], max_queue: int, schedule: ScheduleSettings, kv: KvSettings) -> None:
+        """New settings, from the next decision on. Of `kv` only the bounds of saving count."""
+        self.models_served.aliases = dict(aliases)
+        self._arrivals.max_queue = max_queue
+        self._runs.tune(schedule, max_queue)
+        self.conversations.tune(kv)
+        self._admission.tune(max_queue=max_queue, aging_s=schedule.aging_s, utilisation=schedule.utilisation)
+        self._decide(PlacesChanged())
+
     # --- Inference ---
 
     def models(self) -> Sequence[ModelDescription]:

@@ -203,6 +203,10 @@ class EncodeBatching:
         # Whether the oldest request is next to choose a batch's first text, by model: not after it just did.
         self._oldest_next: dict[str, bool] = {}
 
+    def tune(self, limits: EncodeLimits) -> None:
+        """Limits that count from the next batch on."""
+        self._limits = limits
+
     @property
     def waiting(self) -> int:
         """Requests of which some text is in no batch yet."""

@@ -75,6 +75,10 @@ class EncodeGate:
         self._error: Exception = EngineError("no batch has failed")  # what the last batch failed with
         self._timer: asyncio.TimerHandle | None = None
 
+    def tune(self, limits: EncodeLimits) -> None:
+        """Limits that count from the next batch on."""
+        self._batching.tune(limits)
+
     @property
     def waiting(self) -> int:
         """Requests of which some text is not with the engine yet."""

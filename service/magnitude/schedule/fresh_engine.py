@@ -14,6 +14,6 @@ class FreshEngine(Protocol):
         """A request id that nobody else uses."""
         ...
 
-    async def ask(self, message: Message, request_id: int) -> ToService:
-        """Send `message` and wait for the first answer with its id."""
+    async def ask(self, message: Message, request_id: int, *, whole: bool = False) -> ToService:
+        """Send `message` and wait for the first answer with its id; `whole`: for the end of a generation."""
         ...

@@ -16,6 +16,7 @@ from magnitude.engine.protocol import (
     LoadModel,
     Message,
     PrefillProgress,
+    Tokens,
     ToService,
     UnloadModel,
 )
@@ -53,8 +54,8 @@ class _Fresh:
     def next_id(self) -> int:
         return self._loader.next_id()
 
-    async def ask(self, message: Message, request_id: int) -> ToService:
-        return await self._loader.ask(self._link, message, request_id)
+    async def ask(self, message: Message, request_id: int, *, whole: bool = False) -> ToService:
+        return await self._loader.ask(self._link, message, request_id, whole=whole)
 
 
 class ModelLoader:
@@ -71,13 +72,15 @@ class ModelLoader:
         self._dispatcher = dispatcher
         self._admit = admit
         self._answers: dict[int, asyncio.Future[ToService]] = {}
+        # Those of them whose tokens are not the answer yet.
+        self._whole: set[int] = set()
         # Engines in a row that ended while they loaded the model of that name.
         self._deaths: dict[str, int] = {}
 
     def on_message(self, message: ToService) -> bool:
         """True when `message` belongs to loading."""
         request_id = getattr(message, "request_id", None)
-        if isinstance(message, PrefillProgress):
+        if isinstance(message, PrefillProgress) or (isinstance(message, Tokens) and request_id in self._whole):
             return request_id in self._answers
         answer = self._answers.pop(request_id, None) if request_id is not None else None
         if answer is None:
@@ -86,15 +89,20 @@ class ModelLoader:
             answer.set_result(message)
         return True
 
-    async def ask(self, link: EngineLink, message: Message, request_id: int, fd: int | None = None) -> ToService:
-        """Send `message` and wait for the answer with its id."""
+    async def ask(
+        self, link: EngineLink, message: Message, request_id: int, fd: int | None = None, *, whole: bool = False
+    ) -> ToService:
+        """Send `message` and wait for the answer with its id; `whole`: for the end of a generation."""
         answer: asyncio.Future[ToService] = asyncio.get_running_loop().create_future()
         self._answers[request_id] = answer
+        if whole:
+            self._whole.add(request_id)
         try:
             link.send(message, fd)
             return await answer
         finally:
             self._answers.pop(request_id, None)
+            self._whole.discard(request_id)
 
     def next_id(self) -> int:
         return self._dispatcher.next_id()

@@ -110,6 +110,11 @@ class ModelSwitch:
         """All models together may take `budget_bytes` from now on."""
         self._feed(MemoryChanged(budget_bytes))
 
+    def keep_alive(self, keep_alive_s: float) -> None:
+        """Models that are not pinned leave memory after so long unused from now on."""
+        self._residency.keep_alive_s = keep_alive_s
+        self._feed(Tick())
+
     # --- what the supervisor tells ---
 
     def engine_up(self, link: EngineLink, loaded: Collection[str], failed: Mapping[str, str] | None = None) -> None:

@@ -89,6 +89,11 @@ class Pool:
         self.rates = Rates()
         self.segments = Segments(utilisation=utilisation)
         self.reservations = Reservations()
+        self.tune(aging_s=aging_s, utilisation=utilisation)
+
+    def tune(self, *, aging_s: float, utilisation: float) -> None:
+        """Settings that count from the next decision on."""
+        self.segments.utilisation = utilisation
         self._aging_s = aging_s
         # How long a request can be passed over at its client's own wish, for a deadline or a conversation.
         self._horizon_s = OVERDUE_AGINGS * aging_s

@@ -59,10 +59,10 @@ def health_of(
         reasons.insert(0, f"engine {lifecycle.phase.value}: {lifecycle.reason}")
     spared = [f"{plan.description.name}: {plan.failure}" for plan in failed if plan.stay == "on_demand"]
     degraded = [f"{plan.description.name} is {plan.degraded}" for plan in plans if plan.degraded and not plan.failure]
-    if engine.recent_losses >= MANY_LOSSES and lifecycle.loss is not None:
+    if engine.recent_losses >= MANY_LOSSES and lifecycle.accident is not None:
         minutes = round(RECENT_S / 60)
         degraded.append(
-            f"the engine was lost {engine.recent_losses} times in {minutes} minutes: {lifecycle.loss.reason}"
+            f"the engine was lost {engine.recent_losses} times in {minutes} minutes: {lifecycle.accident.reason}"
         )
     return ServiceHealth(
         live=True,

@@ -159,7 +159,7 @@ class Residency:
     def __init__(self, needs: Iterable[ModelNeed], *, budget_bytes: int, keep_alive_s: float) -> None:
         self._models = {need.name: _Model(need) for need in needs}
         self._budget_bytes = budget_bytes
-        self._keep_alive_s = keep_alive_s
+        self.keep_alive_s = keep_alive_s
         self._up = False
         self._leaving: set[str] = set()  # to make room as soon as their requests are done
         self._turns = itertools.count()
@@ -204,7 +204,7 @@ class Residency:
         times = [] if self._turn_at_s is None else [self._turn_at_s]
         for model in self._models.values():
             if self._may_get_stale(model):
-                times.append(model.used_s + self._keep_alive_s)
+                times.append(model.used_s + self.keep_alive_s)
             if self._wants_load(model):
                 times.append(model.retry_at_s)
         # Whatever was due at the last event has been decided then.
@@ -323,7 +323,7 @@ class Residency:
         return model.state == "loaded" and not stays and not model.busy
 
     def _is_stale(self, model: _Model, now_s: float) -> bool:
-        return self._may_get_stale(model) and now_s >= model.used_s + self._keep_alive_s
+        return self._may_get_stale(model) and now_s >= model.used_s + self.keep_alive_s
 
     def _unload(self, models: list[_Model]) -> list[Effect]:
         for model in models:

@@ -53,13 +53,15 @@ class Runs:
         self._clock = clock
         self.gate = EncodeGate(
             self._encode,
-            limits=EncodeLimits(
-                max_batch=settings.encode_max_batch, wait_s=settings.encode_wait_ms / 1000, max_queue=max_queue
-            ),
+            limits=_limits(settings, max_queue),
             next_id=next_id,
             busy=busy,
             clock=clock,
         )
+
+    def tune(self, settings: ScheduleSettings, max_queue: int) -> None:
+        """New settings, from the next batch on."""
+        self.gate.tune(_limits(settings, max_queue))
 
     async def embed(
         self,
@@ -184,4 +186,10 @@ def _submit(
         deadline=deadline,
         task=task,
         tokens=tokens,
+    )
+
+
+def _limits(settings: ScheduleSettings, max_queue: int) -> EncodeLimits:
+    return EncodeLimits(
+        max_batch=settings.encode_max_batch, wait_s=settings.encode_wait_ms / 1000, max_queue=max_queue
     )

@@ -97,6 +97,10 @@ class SavePolicy:
         self._filled_s = now_s
         self._refused_s: float | None = None
 
+    def tune(self, settings: KvSettings) -> None:
+        """New settings. What may be written fills up at the new rate, and never beyond an hour's bytes."""
+        self._settings = settings
+
     def refused(self, now_s: float) -> None:
         """The storage refused a write: nothing is planned for `RETRY_S`, but at a stop."""
         self._refused_s = now_s

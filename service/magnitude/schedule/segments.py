@@ -86,7 +86,7 @@ class Segments:
     a name ("") only give compute times."""
 
     def __init__(self, *, utilisation: float = 0.7) -> None:
-        self._utilisation = utilisation
+        self.utilisation = utilisation
         self._times: dict[str, _Times] = {}
         self._conversations: dict[tuple[str, str], _Conversation] = {}
 
@@ -146,7 +146,7 @@ class Segments:
         return Capacity(
             compute_slots=compute_slots,
             conversations=conversations,
-            limit=self._utilisation * conversations,
+            limit=self.utilisation * conversations,
             alive=len(alive),
         )
 

@@ -27,7 +27,7 @@ class ServedModels:
         left_out: Mapping[str, MagnitudeError] | None = None,
     ) -> None:
         self.by_name = {plan.description.name: plan for plan in plans}
-        self._aliases = dict(aliases)
+        self.aliases = dict(aliases)
         self._left_out = dict(left_out or {})
         self._engine = engine
         self._clock = clock
@@ -51,7 +51,7 @@ class ServedModels:
         "" or "default" is the default chat model. Raises `ModelNotFound`, or why the model is left out."""
         default = next((n for n, plan in self.by_name.items() if plan.description.kind == "decoder"), "")
         wanted, adapter = resolve_name(
-            self._aliases.get(name, name),
+            self.aliases.get(name, name),
             models=self.by_name,
             adapters=[adapter for plan in self.by_name.values() for adapter in plan.adapters],
             default=default,

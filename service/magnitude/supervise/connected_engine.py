@@ -67,8 +67,8 @@ class ConnectedEngine:
     def send(self, message: Message) -> None:
         self.link.send(message)
 
-    def kill(self) -> None:
-        self.process.kill()
+    def kill(self, *, stacks: bool = False) -> None:
+        self.process.kill(stacks=stacks)
 
     def _send_hello(self) -> None:
         self.link.send(Hello(protocol_version=PROTOCOL_VERSION, software_version=__version__, pid=os.getpid()))

@@ -13,7 +13,8 @@ from collections import deque
 from collections.abc import Callable, Mapping
 
 from magnitude.board.oom import oom_kills
-from magnitude.engine.process import EXIT_OUT_OF_MEMORY
+from magnitude.engine.process import EXIT_OUT_OF_MEMORY, STACKS_SIGNAL
+from magnitude.supervise import inherited, notify
 from magnitude.supervise.loss import EngineLoss
 
 log = logging.getLogger("magnitude.engine")
@@ -21,6 +22,9 @@ log = logging.getLogger("magnitude.engine")
 # The engine finishes the graph run under way when it is asked to leave; a prefill chunk takes well under a
 # second on the boards in mind, so two seconds are patience enough before SIGKILL.
 TERMINATE_PATIENCE_S = 2.0
+# So long an engine that is given up may write its stacks. It takes milliseconds; one that is stopped or deep in the
+# kernel never does, and deadlines of seconds have passed already.
+STACKS_S = 0.25
 # Longest log line that is passed on: a runaway message must not fill the journal.
 LOG_LINE_BYTES = 4096
 # Last lines that are kept for whoever wants to know how an engine ended: a fatal signal leaves the stacks of all
@@ -30,7 +34,7 @@ LINES_KEPT = 200
 OnExit = Callable[[EngineLoss], None]
 
 # Variables that speak to the service alone: a child that inherits them would talk to systemd in its name.
-_PRIVATE_VARIABLES = ("NOTIFY_SOCKET", "WATCHDOG_USEC", "WATCHDOG_PID", "LISTEN_FDS", "LISTEN_PID", "LISTEN_FDNAMES")
+_PRIVATE_VARIABLES = frozenset({*notify.VARIABLES, *inherited.VARIABLES})
 
 
 def child_environment(environ: Mapping[str, str]) -> dict[str, str]:
@@ -94,8 +98,10 @@ class EngineProcess:
         *,
         environ: Mapping[str, str] | None = None,
         command: tuple[str, ...] = (sys.executable, "-m", "magnitude.engine"),
+        place: Callable[[int], object] | None = None,
     ) -> EngineProcess:
-        """Start `command` with one end of a new socketpair. Raises `OSError` when the system refuses."""
+        """Start `command` with one end of a new socketpair. Raises `OSError` when the system refuses. `place` gets
+        the new process's id at once, before it takes memory worth counting."""
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_STREAM)
         try:
             process = await asyncio.create_subprocess_exec(
@@ -114,16 +120,26 @@ class EngineProcess:
             raise
         finally:
             theirs.close()
+        if place is not None:
+            place(process.pid)
         return cls(process, ours, on_exit)
 
-    def kill(self) -> None:
-        """SIGKILL; the exit is reported through `on_exit` when the process is reaped."""
+    def kill(self, *, stacks: bool = False) -> None:
+        """SIGKILL; the exit is reported through `on_exit` when the process is reaped. `stacks`: before that it may
+        write where its threads stand, for whoever wants to know what it was stuck in."""
         if self._process.returncode is not None:
             return
+        if stacks:
+            self._signal(STACKS_SIGNAL)
+            asyncio.get_running_loop().call_later(STACKS_S, self.kill)
+        else:
+            self._signal(signal.SIGKILL)
+
+    def _signal(self, number: signal.Signals) -> None:
         # Not `Process.kill`: before it signals, it looks whether the process has ended and reaps it behind the back
         # of asyncio's child watcher, which then reports the made-up status 255 instead of how it really ended.
         with contextlib.suppress(ProcessLookupError):
-            os.kill(self.pid, signal.SIGKILL)
+            os.kill(self.pid, number)
 
     async def ended(self) -> None:
         """Give the process, which has been asked to leave, some patience, then SIGKILL. Returns when it is reaped."""

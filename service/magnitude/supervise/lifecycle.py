@@ -181,7 +181,8 @@ class EngineLifecycle:
     """One engine's life. `load_deadline_s` bounds the loading of all models, `step_deadline_s` one graph run,
     `backoff_max_s` the wait before a start, `restart_budget` the failures in a row.
 
-    `loss` says how the last engine was lost, `restarts` how many were started after the first.
+    `loss` says how the last engine was lost, `accident` how the last one was that nobody had asked to be replaced,
+    `restarts` how many were started after the first.
     """
 
     def __init__(
@@ -200,7 +201,8 @@ class EngineLifecycle:
         self.reason = "not started"
         self.restarts = 0
         self.loss: EngineLoss | None = None
-        self._losses_s: deque[float] = deque(maxlen=LOSSES_KEPT)
+        self.accident: EngineLoss | None = None
+        self._accidents_s: deque[float] = deque(maxlen=LOSSES_KEPT)
         self._since_s = 0.0
         self._last_beat_s = 0.0
         self._last_tick_s = 0.0
@@ -268,7 +270,27 @@ class EngineLifecycle:
 
     def recent_losses(self, now_s: float) -> int:
         """Engines lost unasked within the last `RECENT_S`."""
-        return sum(1 for at_s in self._losses_s if now_s - at_s < RECENT_S)
+        return sum(1 for at_s in self._accidents_s if now_s - at_s < RECENT_S)
+
+    @property
+    def patience_s(self) -> float | None:
+        """How long nothing may change in this phase before the engine is given up; None: nothing is waited for."""
+        match self.phase:
+            case Phase.DOWN | Phase.STARTING:
+                return HELLO_DEADLINE_S
+            case Phase.LOADING:
+                return self._load_deadline_s
+            case Phase.UP:
+                return self._step_deadline_s
+            case Phase.BACKING_OFF:
+                return self._backoff_max_s
+            case _:
+                return None
+
+    @property
+    def load_until_s(self) -> float | None:
+        """By when the model that is being loaded beside those that serve must be there; None: none is."""
+        return self._load_until_s
 
     def next_check_s(self, now_s: float) -> float:
         """Seconds until `Tick` is worth sending again."""
@@ -342,7 +364,8 @@ class EngineLifecycle:
         if exit_.productive or (self.phase is Phase.UP and now_s - self._since_s >= STABLE_AFTER_S):
             self._failures_in_row = 0
         if cause != "recycled":
-            self._losses_s.append(now_s)
+            self.accident = self.loss
+            self._accidents_s.append(now_s)
         if cause == "recycled" or exit_.productive:
             return [*self._enter(Phase.BACKING_OFF, self.loss.reason, now_s), *self._start_again(now_s)]
         return self._failed_once(self.loss.reason, now_s)

@@ -175,7 +175,7 @@ class EngineSupervisor:
                 level = logging.INFO if planned else logging.ERROR
                 log.log(level, "engine is killed", extra={"fields": {"pid": self.pid, "reason": reason}})
                 if self._engine is not None:
-                    self._engine.kill()
+                    self._engine.kill(stacks=not planned)
             case Abandon():
                 log.error("the killed engine does not go away", extra={"fields": {"pid": self.pid}})
                 if self._engine is not None:

@@ -62,9 +62,29 @@ def _version_below(root: Path) -> int | None:
     return None
 
 
+class RootNeeded(MagnitudeError):
+    """What was asked for is for root."""
+
+    code = "root_needed"
+
+
+def require_root(root: Path, uid: int) -> None:
+    """Raises `RootNeeded` unless the user `uid` may change the system below `root`."""
+    if root == Path("/") and uid != 0:
+        raise RootNeeded(
+            "Only root can install units on this machine",
+            hint="Use sudo with the full path of this command, --root DIR to look at the files, or --dry-run.",
+        )
+
+
 def is_booted(root: Path = Path("/")) -> bool:
     """Whether systemd is the init system of this machine."""
     return root == Path("/") and (root / BOOTED).is_dir()
+
+
+def is_active(unit: str) -> bool:
+    """Whether `unit` runs now."""
+    return run_quietly(("systemctl", "is-active", "--quiet", unit)) is None
 
 
 def own_command() -> str:

@@ -49,8 +49,9 @@ def place(files: Sequence[InstalledFile], root: Path, prefix: str, *, dry_run: b
     stale = [path for path in _listed(root, prefix) if path not in set(paths)]
     placed += _remove(stale, dry_run=dry_run)
     if not dry_run:
-        listed = "".join(f"{file.path}\n" for file in files)
-        write_atomic(list_path(root, prefix), listed.encode())
+        listed = list_path(root, prefix)
+        listed.parent.mkdir(parents=True, exist_ok=True)
+        write_atomic(listed, "".join(f"{file.path}\n" for file in files).encode())
     return placed
 
 

@@ -1,0 +1,255 @@
+"""The service's main loop: opens the sockets, runs the parts until it is told to stop, tells the service manager."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import signal
+import sys
+from collections.abc import Callable, Coroutine, MutableMapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from magnitude import __version__
+from magnitude.board.process import ProcessUse, read_process
+from magnitude.config import Settings
+from magnitude.config.load import Loaded
+from magnitude.errors import EngineNotReady, MagnitudeError
+from magnitude.intake.app import build_app
+from magnitude.intake.live import LiveSettings
+from magnitude.intake.serve import serve
+from magnitude.intake.sockets import open_sockets
+from magnitude.models.description import ModelDescription
+from magnitude.paths import Paths, find_paths
+from magnitude.reload import Reloader
+from magnitude.schedule.dispatcher import Dispatcher
+from magnitude.service import Service
+from magnitude.supervise.cgroup_leaf import EngineCgroup, enter_leaf
+from magnitude.supervise.exit_status import EXIT_BROKEN, EXIT_ENGINE_BUDGET_SPENT
+from magnitude.supervise.inherited import InheritedFd, take_inherited
+from magnitude.supervise.last_words import speak_when_killed
+from magnitude.supervise.lifecycle import EngineLifecycle, Phase
+from magnitude.supervise.load_progress import LoadSample
+from magnitude.supervise.notify import Notifier
+from magnitude.supervise.status_line import StatusFacts
+from magnitude.supervise.stopping import Stopping
+from magnitude.supervise.teller import Look, Teller
+from magnitude.supervise.watchdog import EngineView
+from magnitude.text.catalogue import TextCatalogue
+
+log = logging.getLogger("magnitude.service")
+
+# How long open requests may go on after SIGTERM. systemd gives 90 s before it kills, but a person at a terminal or
+# a board that loses power soon does not wait so long; most answers end within it.
+GRACEFUL_S = 10.0
+# So long before that, what is still open is ended with an error that its client can read.
+FAREWELL_S = 1.0
+
+
+def run_service(
+    settings: Settings,
+    *,
+    environ: MutableMapping[str, str] | None = None,
+    read: Callable[[], Loaded] | None = None,
+) -> int:
+    """Serve until SIGTERM or SIGINT; the exit status. `read` reads the configuration again at a SIGHUP; without it
+    there is no reload. Raises `MagnitudeError` when the service cannot start."""
+    environ = os.environ if environ is None else environ
+    speak_when_killed()
+    notifier = Notifier.from_environ(environ)
+    inherited = take_inherited(environ)
+    paths = find_paths(environ)
+    prepare_state_folder(paths.state)
+    engine_cgroup = enter_leaf()
+    try:
+        return asyncio.run(_serve(settings, paths, notifier, inherited, read, engine_cgroup=engine_cgroup))
+    except MagnitudeError as error:
+        notifier.status(f"failed: {error}")
+        raise
+    finally:
+        notifier.close()
+
+
+async def _serve(
+    settings: Settings,
+    paths: Paths,
+    notifier: Notifier,
+    inherited: Sequence[InheritedFd],
+    read: Callable[[], Loaded] | None,
+    *,
+    engine_cgroup: EngineCgroup,
+) -> int:
+    sockets = open_sockets(settings.server, inherited, run_folder=paths.run)
+    _close_unclaimed([stored for stored in inherited if not stored.is_socket], notifier)
+    service = Service(settings, paths, engine_cgroup=engine_cgroup)
+    live, metrics, stopping = LiveSettings(settings), service.metrics(), service.stopping
+    app = build_app(service.dispatcher, live, texts=service.texts, metrics=metrics)
+    accepting = asyncio.Event()
+    teller = Teller(notifier, lambda: look_at(service, accepting), on_failed=_gives_up(notifier, stopping))
+    if read is not None:
+        live.reload = Reloader(read, live=live, service=service, sockets=sockets, teller=teller).reload
+    tasks = _Tasks(stopping)
+    tasks.essential("supervision", service.supervisor.run())
+    tasks.essential("saving conversations", service.dispatcher.conversations.run())
+    if notifier.active:
+        tasks.essential("telling the service manager", teller.run())
+    # Tokenizers are read while the engine starts, so that the first request does not wait for them.
+    tasks.start(_report_text_problems(service.loaded_at_start(), service.texts))
+    tasks.start(_say_farewell(service.dispatcher, stopping, teller))
+    _handle_signals(stopping, live, tasks)
+
+    def started() -> None:
+        accepting.set()
+        addresses = ", ".join(listening.address for listening in sockets)
+        log.info("listening", extra={"fields": {"addresses": addresses, "version": __version__, "pid": os.getpid()}})
+
+    try:
+        await serve(
+            app,
+            sockets,
+            server=settings.server,
+            metrics=metrics,
+            stop=stopping.asked,
+            graceful_s=GRACEFUL_S,
+            on_started=started,
+        )
+    finally:
+        tasks.cancel()
+        await service.stop()
+        log.info("stopped")
+    return stopping.status
+
+
+class _Tasks:
+    """What runs beside the HTTP server. One that nothing works without takes the service down when it ends by an
+    error of its own: to be started anew is better than to go on without it."""
+
+    def __init__(self, stopping: Stopping) -> None:
+        self._stopping = stopping
+        self._tasks: set[asyncio.Task[None]] = set()
+
+    def start(self, work: Coroutine[Any, Any, Any]) -> asyncio.Task[Any]:
+        task = asyncio.get_running_loop().create_task(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+        return task
+
+    def essential(self, name: str, work: Coroutine[Any, Any, Any]) -> None:
+        def ended(task: asyncio.Task[Any]) -> None:
+            if task.cancelled():
+                return
+            log.error("%s ended", name, exc_info=task.exception())
+            self._stopping.ask(f"{name} ended", EXIT_BROKEN)
+
+        self.start(work).add_done_callback(ended)
+
+    def cancel(self) -> None:
+        for task in list(self._tasks):
+            task.cancel()
+
+
+def _handle_signals(stopping: Stopping, live: LiveSettings, tasks: _Tasks) -> None:
+    loop = asyncio.get_running_loop()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(number, stopping.ask, f"{number.name} received")
+    reload = live.reload
+    if reload is None or signal.getsignal(signal.SIGHUP) is signal.SIG_IGN:  # `nohup` wants it ignored
+        return
+    if sys.stdin is not None and sys.stdin.isatty():
+        loop.add_signal_handler(signal.SIGHUP, stopping.ask, "the terminal was closed")
+    else:
+        loop.add_signal_handler(signal.SIGHUP, lambda: tasks.start(reload()))
+
+
+def _gives_up(notifier: Notifier, stopping: Stopping) -> Callable[[str], None]:
+    """What follows when no engine will come. Under a service manager the service leaves: the next start may find
+    another installation or other files. Without one it stays and tells every client why."""
+
+    def given_up(reason: str) -> None:
+        if notifier.active:
+            stopping.ask(f"the engine cannot serve: {reason}", EXIT_ENGINE_BUDGET_SPENT)
+
+    return given_up
+
+
+def look_at(service: Service, accepting: asyncio.Event) -> Look:
+    """How the service is now. `accepting` is set once its sockets are."""
+    supervisor = service.supervisor
+    lifecycle, heartbeat, pid = supervisor.lifecycle, supervisor.heartbeat, supervisor.pid
+    up = lifecycle.phase is Phase.UP
+    health = service.dispatcher.health()
+    steps = heartbeat.steps if heartbeat else 0
+    use = read_process(pid) if pid is not None and not up else None
+    models = service.loaded_at_start()
+    return Look(
+        engine=EngineView(
+            pid=pid,
+            phase=lifecycle.phase.value,
+            steps=steps,
+            work=health.running > 0 or bool(heartbeat and heartbeat.open_requests),
+            patience_s=lifecycle.patience_s,
+            load_until_s=lifecycle.load_until_s,
+        ),
+        load=LoadSample(
+            pid,
+            lifecycle.phase.value,
+            read_bytes=use.read_bytes if use else 0,
+            rss_bytes=use.rss_bytes if use else 0,
+            steps=steps,
+        ),
+        facts=StatusFacts(
+            model=models[0].name if models else "",
+            further_models=max(0, len(models) - 1),
+            running=health.running,
+            waiting=health.queue_depth,
+            engine="" if up else _engine_in_words(lifecycle, use),
+            # The first reason is the engine's then.
+            degraded="; ".join(health.reasons if up else health.reasons[1:]),
+        ),
+        serves=accepting.is_set() and up,
+        failed=lifecycle.reason if lifecycle.phase is Phase.FAILED else "",
+        generated_tokens=service.feedback.generated_tokens,
+    )
+
+
+def _engine_in_words(lifecycle: EngineLifecycle, use: ProcessUse | None) -> str:
+    """What an engine that does not serve is doing."""
+    loaded = f", {use.rss_bytes // 1_000_000} MB in memory" if use and lifecycle.phase is Phase.LOADING else ""
+    return f"engine {lifecycle.phase.value}: {lifecycle.reason}{loaded}"
+
+
+def _close_unclaimed(stored: Sequence[InheritedFd], notifier: Notifier) -> None:
+    """Close what an earlier run stored and nobody takes up again, here and in the manager's store."""
+    for name in sorted({one.name for one in stored}):
+        log.warning("a stored descriptor is of no use to this version", extra={"fields": {"name": name}})
+        notifier.remove(name)
+    for one in stored:
+        os.close(one.fd)
+
+
+async def _report_text_problems(models: Sequence[ModelDescription], texts: TextCatalogue) -> None:
+    """A missing template or a broken tokenizer is said at start, not at the first request."""
+    for model in models:
+        for problem in await asyncio.to_thread(texts.problems, model):
+            log.warning("text of a model is not in order", extra={"fields": {"model": model.name, "reason": problem}})
+
+
+async def _say_farewell(dispatcher: Dispatcher, stopping: Stopping, teller: Teller) -> None:
+    await stopping.asked.wait()
+    teller.stopping(stopping.reason)
+    await asyncio.sleep(GRACEFUL_S - FAREWELL_S)
+    dispatcher.refuse_all(
+        EngineNotReady("the service is being stopped", hint="Send the request again once it is back")
+    )
+
+
+def prepare_state_folder(folder: Path) -> None:
+    """Make `folder`. Without one the service runs as well: what it learns is lost at its end, and it says so."""
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        log.warning(
+            "there is no state folder, nothing is kept over a restart",
+            extra={"fields": {"folder": str(folder), "error": error.strerror or str(error)}},
+        )

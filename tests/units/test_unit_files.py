@@ -1,0 +1,153 @@
+from __future__ import annotations
+
+import configparser
+import re
+import shutil
+import subprocess
+from pathlib import Path
+
+import pytest
+from units_tree import SHIPPED, placed, planned
+
+from magnitude.config import ServerSettings
+from magnitude.config.address import parse_listen
+from magnitude.paths import find_paths
+from magnitude.supervise.cgroup_leaf import CONTROLLERS, SERVICE_LEAF
+from magnitude.supervise.exit_status import EXIT_CONFIG
+from magnitude.units.host import parse_version
+
+UNIT_FILE = re.compile(r".*\.(service|socket|path|timer|conf|preset|rules)")
+EXPOSURE_GOAL = 2.0
+
+
+def directives(text: str) -> dict[str, list[str]]:
+    """Each key of a unit file with all its values, in order."""
+    found: dict[str, list[str]] = {}
+    for line in text.splitlines():
+        if "=" in line and not line.startswith("#"):
+            key, _, value = line.partition("=")
+            found.setdefault(key, []).append(value)
+    return found
+
+
+SERVICE = directives(SHIPPED["magnitude.service"])
+SOCKET = directives(SHIPPED["magnitude.socket"])
+
+
+@pytest.mark.parametrize("name", [name for name in SHIPPED if UNIT_FILE.fullmatch(name)])
+def test_every_directive_has_its_reason_above_it(name: str) -> None:
+    lines = SHIPPED[name].splitlines()
+    bare = [
+        line
+        for before, line in zip(["", *lines], lines, strict=False)
+        if line and not line.startswith(("#", "[")) and not before.startswith("#")
+    ]
+    assert not bare
+
+
+@pytest.mark.parametrize(
+    "name", [name for name in SHIPPED if name.endswith((".service", ".socket", ".path", ".timer"))]
+)
+def test_unit_files_are_plain_ini_files(name: str) -> None:
+    parser = configparser.RawConfigParser(strict=False, comment_prefixes="#", delimiters="=")
+    parser.optionxform = str  # type: ignore[assignment, method-assign]
+    parser.read_string(SHIPPED[name])
+    assert "Unit" in parser.sections()
+    assert parser["Unit"]["Description"]
+
+
+def test_the_unix_socket_outlives_the_services_run_folder() -> None:
+    (unix,) = (address for address in SOCKET["ListenStream"] if address.startswith("/"))
+    (folder,) = SERVICE["RuntimeDirectory"]
+    assert not Path(unix).is_relative_to(Path("/run") / folder)
+
+
+def test_the_sockets_are_where_clients_look() -> None:
+    listening = set(SOCKET["ListenStream"])
+    assert str(find_paths({}, uid=0).unix_socket) in listening
+    assert str(parse_listen(ServerSettings().listen)) in listening
+
+
+def test_memory_high_is_unset_and_memory_max_set() -> None:
+    assert "MemoryHigh" not in SERVICE
+    assert SERVICE["MemoryMax"] == ["85%"]
+
+
+def test_only_a_broken_configuration_ends_the_restarts() -> None:
+    assert SERVICE["Restart"] == ["always"]
+    assert SERVICE["StartLimitIntervalSec"] == ["0"]
+    assert SERVICE["RestartPreventExitStatus"] == [str(EXIT_CONFIG)]
+
+
+def test_unit_and_service_agree_on_the_control_groups() -> None:
+    assert SERVICE["Delegate"] == [" ".join(CONTROLLERS)]
+    assert directives(SHIPPED["magnitude.service.d/254-delegate-subgroup.conf"])["DelegateSubgroup"] == [SERVICE_LEAF]
+    assert SERVICE["ProtectControlGroups"] == ["no"]
+
+
+def test_the_configuration_is_checked_before_the_service_hears_of_it() -> None:
+    check, signal = SERVICE["ExecReload"]
+    assert check.endswith("magnitude config check")
+    assert "kill -HUP" in signal
+    emptied, check = directives(SHIPPED["magnitude.service.d/253-notify-reload.conf"])["ExecReload"]
+    assert emptied == ""
+    assert check.endswith("magnitude config check")
+
+
+def test_the_journal_is_capped_on_an_image_only() -> None:
+    cap = "systemd/journald.conf.d/50-magnitude.conf"
+    assert cap not in planned(257)
+    assert "SystemMaxUse=" in planned(257, image=True)[cap].text
+
+
+def here() -> int | None:
+    systemctl = shutil.which("systemctl")
+    if systemctl is None or shutil.which("systemd-analyze") is None:
+        return None
+    return parse_version(subprocess.run([systemctl, "--version"], capture_output=True, text=True).stdout)
+
+
+needs_systemd = pytest.mark.skipif(here() is None, reason="systemd-analyze is not installed on this machine")
+
+
+@needs_systemd
+@pytest.mark.parametrize("image", [False, True], ids=["machine", "image"])
+def test_systemd_finds_nothing_wrong_with_the_units(image: bool, tmp_path: Path) -> None:
+    folder = placed(tmp_path / "prefix", here() or 0, image=image)
+    units = [str(file) for file in sorted(folder.iterdir()) if file.is_file()]
+    done = subprocess.run(
+        ["systemd-analyze", "verify", "--man=no", "--recursive-errors=no", *units], capture_output=True, text=True
+    )
+    about_ours = [line for line in done.stderr.splitlines() if "magnitude" in line]
+    assert (done.returncode, about_ours) == (0, [])
+
+
+@needs_systemd
+def test_services_are_exposed_no_more_than_the_goal(tmp_path: Path) -> None:
+    folder = placed(tmp_path / "prefix", here() or 0, image=True)
+    figures = {unit.name: exposure(unit) for unit in sorted(folder.glob("*.service"))}
+    assert len(figures) == 3
+    assert max(figures.values()) <= EXPOSURE_GOAL, figures
+
+
+@needs_systemd
+@pytest.mark.parametrize("name", ["cloud.conf", "hardware-counters.conf"])
+def test_an_optional_drop_in_costs_little_of_the_hardening(name: str, tmp_path: Path) -> None:
+    folder = placed(tmp_path / "prefix", here() or 0)
+    before = exposure(folder / "magnitude.service")
+    drop_ins = folder / "magnitude.service.d"
+    drop_ins.mkdir(exist_ok=True)
+    shutil.copy(tmp_path / "prefix/lib/magnitude/optional" / name, drop_ins)
+    assert before < exposure(folder / "magnitude.service") <= EXPOSURE_GOAL
+
+
+def exposure(unit: Path) -> float:
+    done = subprocess.run(
+        ["systemd-analyze", "security", "--offline=true", "--no-pager", str(unit)],
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    found = re.search(r"Overall exposure level for \S+: (\d+\.\d+)", done.stdout)
+    assert found, done.stdout
+    return float(found[1])
