@@ -33,6 +33,7 @@ COMMAND_S = 120.0
 POWER_OFF_S = 120.0
 
 _numbers = itertools.count(1)
+_running: list[Container] = []
 
 
 class BootFailed(Exception):
@@ -71,6 +72,11 @@ def until(fact: Callable[[], object], *, within_s: float, what: str) -> None:
         time.sleep(0.05)
 
 
+def running() -> list[Container]:
+    """The systems that are booted now."""
+    return list(_running)
+
+
 class Container:
     """One booted system, from `with` to the end of its block. `options` go to systemd-nspawn as they are; `prepare`
     gets the container's root folder before it boots."""
@@ -95,11 +101,12 @@ class Container:
         try:
             self._start()
             until(self._booted, within_s=BOOT_S, what="the container boots")
-            self.run("systemctl", "is-system-running", "--wait", check=False)
+            _running.append(self)
         except BaseException as error:
+            console = self.console
             self.close()
             if isinstance(error, AssertionError):
-                raise BootFailed(f"{error}\n{self.console[-3000:]}") from error
+                raise BootFailed(f"{error}\n{console[-3000:]}") from error
             raise
         return self
 
@@ -156,12 +163,15 @@ class Container:
 
     def close(self) -> None:
         """Power off, wait for the end, and leave nothing behind."""
+        if self in _running:
+            _running.remove(self)
         try:
             if self._process is not None:
                 self._power_off(self._process)
         finally:
             until(self._removed, within_s=10, what=f"the cgroups {self.name} empty")
             shutil.rmtree(self.folder, ignore_errors=True)
+            self._console.unlink(missing_ok=True)
 
     @property
     def _console(self) -> Path:
@@ -174,6 +184,7 @@ class Container:
         return ["nsenter", "-t", str(self.leader), *namespaces, "--", "env", "-i", *environ, "SYSTEMD_COLORS=0"]
 
     def _start(self) -> None:
+        self._sweep()
         upper, work, merged = (self.folder / name for name in ("upper", "work", "merged"))
         for folder in (upper, work, merged, *self._cgroups):
             folder.mkdir(parents=True)
@@ -231,10 +242,26 @@ class Container:
 
     def _removed(self) -> bool:
         for cgroup in self._cgroups:
-            for folder, _, _ in os.walk(cgroup, topdown=False):
-                with contextlib.suppress(OSError):
-                    Path(folder).rmdir()
+            _remove_groups(cgroup)
         return not any(cgroup.exists() for cgroup in self._cgroups)
+
+    def _sweep(self) -> None:
+        """Remove what a test run that was killed has left. Its systems have powered themselves off."""
+        for place in (*(cgroup.parent for cgroup in self._cgroups), self.folder.parent):
+            for left in place.glob("magnitude-*-*"):
+                if Path(f"/proc/{left.name.split('-')[1]}").exists():
+                    continue
+                if place == self.folder.parent:
+                    shutil.rmtree(left, ignore_errors=True) if left.is_dir() else left.unlink(missing_ok=True)
+                else:
+                    _remove_groups(left)
+
+
+def _remove_groups(cgroup: Path) -> None:
+    """Remove a tree of control groups as far as no process is in it."""
+    for folder, _, _ in os.walk(cgroup, topdown=False):
+        with contextlib.suppress(OSError):
+            Path(folder).rmdir()
 
 
 def _descendants(pid: int) -> Iterator[int]:

@@ -29,7 +29,7 @@ CHECKOUT = Path(__file__).resolve().parents[3]
 # Where the package lies inside a root: a virtual environment, as an administrator would make one.
 PREFIX = "/opt/magnitude"
 MODELS = "/var/lib/magnitude/models"
-PACKAGES = ("systemd", "systemd-sysv", "dbus", "udev", "python3", "python3-venv")
+PACKAGES = ("systemd", "systemd-sysv", "dbus", "udev", "procps", "python3", "python3-venv")
 TINY = "tests/golden/genai_tiny_llama"
 # What goes into the wheel, and therefore into its key.
 SOURCES = ("pyproject.toml", "README.md", "LICENSE", "service", "systemd")
@@ -102,7 +102,13 @@ def python_of(root: Path) -> str:
 def in_root(root: Path, *command: str) -> str:
     """Run a command in `root` without booting it; what it prints. Raises `RootFailed`."""
     return _run(
-        "chroot", str(root), "/usr/bin/env", "-i", "PATH=/usr/sbin:/usr/bin:/sbin:/bin", "LC_ALL=C.UTF-8", *command
+        "chroot",
+        str(root),
+        "/usr/bin/env",
+        "-i",
+        "PATH=/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin",
+        "LC_ALL=C.UTF-8",
+        *command,
     )
 
 
@@ -138,12 +144,7 @@ def _make_root(root: Path, base: Path) -> None:
 
 
 def _install_units(root: Path) -> None:
-    """Until the package brings its units: one that is just enough to serve."""
-    unit = ["[Service]", "User=magnitude", "StateDirectory=magnitude", "RuntimeDirectory=magnitude"]
-    unit += ["ExecStart=/usr/local/bin/magnitude serve", "[Install]", "WantedBy=multi-user.target", ""]
-    (root / "etc/systemd/system/magnitude.service").write_text("\n".join(unit))
-    in_root(root, "useradd", "--system", "--home-dir", "/var/lib/magnitude", "magnitude")
-    in_root(root, "systemctl", "enable", "magnitude.service")
+    in_root(root, "magnitude", "install-units")
 
 
 def _write_tiny_model(folder: Path) -> None:

@@ -1,0 +1,125 @@
+"""What the service may do inside its sandbox, tried out there; and what it may not."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from booted_board import SERVICE, STATE, Board
+from nspawn import until
+
+pytestmark = pytest.mark.system
+
+CPUS = "/sys/devices/system/cpu"
+LIMIT = "cpufreq/policy0/scaling_max_freq"
+# Runs after the service in the very same sandbox, and notes what worked.
+PROBE = f"""
+import ctypes, json, os, pathlib
+def works(act):
+    try:
+        act()
+        return True
+    except OSError:
+        return False
+def write(path, text):
+    with open(path, "w") as file:
+        file.write(text)
+group = "/sys/fs/cgroup" + pathlib.Path("/proc/self/cgroup").read_text().split("0::")[1].strip()
+found = {{
+    "choose cores": works(lambda: os.sched_setaffinity(0, {{0}})),
+    "be nicer": works(lambda: os.setpriority(os.PRIO_PROCESS, 0, 5)),
+    "memfd": works(lambda: os.memfd_create("probe")),
+    "limit the clock": works(lambda: write("{CPUS}/{LIMIT}", "1500000\\n")),
+    "raise the lower limit": works(lambda: write("{CPUS}/cpufreq/policy0/scaling_min_freq", "1\\n")),
+    "switch a core off": works(lambda: write("{CPUS}/cpu1/online", "0\\n")),
+    "change sysctl": works(lambda: write("/proc/sys/vm/swappiness", "1\\n")),
+    "write below /etc": works(lambda: write("/etc/magnitude/other.yaml", "")),
+    "write below /usr": works(lambda: write("/opt/magnitude/other", "")),
+    "see others": os.path.exists("/proc/1/status"),
+    "be root": works(lambda: os.setuid(0)),
+    "own group": works(lambda: os.mkdir(os.path.dirname(group) + "/probe")),
+    "pressure": os.environ.get("MEMORY_PRESSURE_WATCH", ""),
+}}
+write("{STATE}/probe.json", json.dumps(found))
+"""
+
+
+@pytest.fixture(scope="module")
+def sysfs(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The host's CPUs, which programs read, with a frequency policy that a guest does not have."""
+    folder = tmp_path_factory.mktemp("cpu")
+    folder.chmod(0o755)
+    for name in ("online", "possible", "present"):
+        (folder / name).write_text(Path(CPUS, name).read_text())
+    for policy in ("policy0", "policy4"):
+        (folder / "cpufreq" / policy).mkdir(parents=True)
+        for name in ("scaling_max_freq", "scaling_min_freq", "cpuinfo_max_freq"):
+            (folder / "cpufreq" / policy / name).write_text("2400000\n")
+            (folder / "cpufreq" / policy / name).chmod(0o644)
+    for number in range(os.cpu_count() or 1):
+        (folder / f"cpu{number}").mkdir()
+        (folder / f"cpu{number}/online").write_text("1\n")
+    return folder
+
+
+@pytest.fixture(scope="module")
+def board(root: Path, sysfs: Path) -> Iterator[Board]:
+    unit = "[Service]\nExecStartPost=/opt/magnitude/bin/python /probe.py\n"
+    with Board(root, unit=unit, options=[f"--bind={sysfs}:/mnt/cpus"], files={"/probe.py": PROBE}) as board:
+        board.wait_ready()
+        # Now, because nspawn mounts a /sys of its own over what it is given there.
+        board.run("mount", "--bind", "/mnt/cpus", CPUS)
+        board.run("systemctl", "restart", SERVICE)
+        board.wait_ready()
+        yield board
+
+
+@pytest.fixture(scope="module")
+def found(board: Board) -> dict[str, Any]:
+    noted: dict[str, Any] = json.loads(board.path(f"{STATE}/probe.json").read_text())
+    return noted
+
+
+@pytest.mark.parametrize("what", ["choose cores", "be nicer", "memfd", "limit the clock", "own group"])
+def test_the_sandbox_lets_the_service_do_its_work(found: dict[str, Any], what: str) -> None:
+    assert found[what]
+
+
+@pytest.mark.parametrize(
+    "what",
+    [
+        "raise the lower limit",
+        "switch a core off",
+        "change sysctl",
+        "write below /etc",
+        "write below /usr",
+        "be root",
+    ],
+)
+def test_the_sandbox_refuses_what_the_service_does_not_need(found: dict[str, Any], what: str) -> None:
+    assert not found[what]
+
+
+def test_other_users_processes_are_not_there(found: dict[str, Any]) -> None:
+    assert not found["see others"]
+
+
+def test_a_policy_that_appears_later_can_be_limited_too(board: Board, sysfs: Path) -> None:
+    """A driver that was loaded late makes its files anew, with the kernel's owner and mode."""
+    limit = sysfs / LIMIT
+    os.chown(limit, 0, 0)
+    limit.chmod(0o644)
+    as_service = ["runuser", "-u", "magnitude", "--", "sh", "-c", f"echo 1200000 > {CPUS}/{LIMIT}"]
+    assert board.run(*as_service, check=False).status != 0
+    board.run("runuser", "-u", "magnitude", "--", "touch", "/run/magnitude/service/permissions-wanted")
+    until(lambda: limit.stat().st_mode & 0o020, within_s=30, what="the helper opens the file again")
+    assert board.run(*as_service).status == 0
+
+
+def test_systemd_tells_of_memory_pressure_where_it_can(board: Board, found: dict[str, Any]) -> None:
+    version = int(board.run("systemctl", "--version").text.split()[1])
+    assert bool(found["pressure"]) == (version >= 254)
