@@ -139,6 +139,14 @@ CLOCK_UNIT = textwrap.dedent("""\
     [Install]
     WantedBy=sysinit.target
     """)
+# Time limits of the unit, ten times as long: so much slower is an emulated processor.
+PATIENT_UNIT = textwrap.dedent("""\
+    [Service]
+    TimeoutStartSec=1200s
+    TimeoutStopSec=300s
+    TimeoutAbortSec=50s
+    WatchdogSec=300s
+    """)
 # What a machine that lives for minutes does not need, and would spend emulated seconds on.
 MASKED = (
     "apt-daily.timer",
@@ -167,6 +175,9 @@ def add_agent(root: Path) -> None:
         wanted = units / f"{target}.wants" / name
         wanted.parent.mkdir(exist_ok=True)
         wanted.symlink_to(f"../{name}")
+    drop_in = units / "magnitude.service.d" / "99-patient.conf"
+    drop_in.parent.mkdir(exist_ok=True)
+    drop_in.write_text(PATIENT_UNIT)
     for unit in MASKED:
         link = units / unit
         link.unlink(missing_ok=True)
