@@ -28,6 +28,9 @@ BOOT_S = 300.0
 COMMAND_S = 120.0
 
 
+_running: list[Guest] = []
+
+
 class GuestError(Exception):
     """The guest, or QEMU around it, does not do what it was asked to."""
 
@@ -88,6 +91,7 @@ class Guest:
             self.control("qmp_capabilities")
             self._agent = self._connect(self._agent_path)
             self._answers = self._agent.makefile("rb")
+            _running.append(self)
         except BaseException:
             self.cut_power()
             raise
@@ -96,6 +100,7 @@ class Guest:
     def __exit__(
         self, kind: type[BaseException] | None, value: BaseException | None, trace: TracebackType | None
     ) -> None:
+        _running.remove(self)
         self.cut_power()
 
     def cut_power(self) -> None:
@@ -180,9 +185,17 @@ class Guest:
             time.sleep(0.2)
         return done.output
 
+    def journal(self, *options: str) -> str:
+        return self.run(f"journalctl --no-pager --output=short-monotonic {' '.join(options)}").output
+
     def set_clock(self, wall_s: float) -> None:
         """Set the guest's wall clock. A restored guest thinks that it is still the moment when it was saved."""
         self.check(f"date --set=@{wall_s:.0f}")
+
+
+def running() -> list[Guest]:
+    """The guests that run now."""
+    return list(_running)
 
 
 def overlay(image: GuestImage, target: Path) -> Path:

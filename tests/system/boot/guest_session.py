@@ -49,7 +49,18 @@ def why_not() -> str:
     """Why this machine cannot run guests; empty when it can."""
     if os.geteuid() != 0:
         return "needs root"
-    needed = (QEMU, "setpriv", "qemu-img", "mmdebstrap", "mke2fs", "debugfs", "cpio", "depmod", "modprobe", "dpkg-deb")
+    needed = (
+        QEMU,
+        "setpriv",
+        "qemu-img",
+        "mmdebstrap",
+        "mke2fs",
+        "debugfs",
+        "cpio",
+        "depmod",
+        "modprobe",
+        "dpkg-deb",
+    )
     if missing := [name for name in needed if not shutil.which(name)]:
         return f"{', '.join(missing)} not found: run scripts/system-test-setup"
     if os.uname().machine != "x86_64":
@@ -63,8 +74,7 @@ def wait_ready(guest: Guest) -> None:
         guest.check("systemctl start magnitude", timeout_s=READY_S)
         guest.until(f"{CLIENT} get /readyz", timeout_s=READY_S)
     except GuestError as error:
-        journal = guest.run("journalctl --unit=magnitude --output=short-monotonic --no-pager --lines=60").output
-        raise GuestError(f"{error}\n{journal}") from error
+        raise GuestError(f"{error}\n{guest.journal('--unit=magnitude', '--lines=60')}") from error
 
 
 class Answer:
