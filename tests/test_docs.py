@@ -138,8 +138,8 @@ def test_every_setting_that_is_named_exists() -> None:
     # Transcripts are left out: they may show what a wrong name leads to.
     for page in PAGES:
         text = "\n".join(spans(page.read_text()))
-        for section, key in re.findall(r"(?<![\w./-])(engine|server|models|log)\.([a-z_]+)\b", text):
-            if key in ("md", "py"):  # files
+        for section, key in re.findall(r"(?<![\w./-])(engine|server|models|records|log)\.([a-z_]+)\b", text):
+            if key in ("md", "py", "db"):  # files
                 continue
             names = {field.name for field in msgspec.structs.fields(type(getattr(Settings(), section)))}
             assert key in names, f"{page.name}: {section}.{key}"

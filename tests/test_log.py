@@ -157,6 +157,14 @@ def test_the_limiter_loses_no_event_and_stays_bounded(events: list[tuple[int, fl
         assert len(limiter._causes) <= 4
 
 
+def test_what_is_no_fault_may_come_a_few_times_a_minute() -> None:
+    limiter = log.Limiter()
+    shown = [limiter.admit("engine up", float(second), burst=5) for second in range(60)]
+    assert [second for second, suppressed in enumerate(shown) if suppressed is not None] == [0, 1, 2, 3, 4]
+    assert limiter.admit("engine up", 61.0, burst=5) == 55
+    assert limiter.admit("engine up", 62.0, burst=5) == 0
+
+
 def test_numbers_do_not_make_a_cause_but_words_do() -> None:
     stream = lines_of("plain")
     for age in range(5):

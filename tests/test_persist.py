@@ -110,11 +110,11 @@ def test_storage_that_refuses_is_said_once_and_recovers(tmp_path: Path, caplog: 
     state = state_file(folder)  # no such folder: every write fails, as on a read-only card
     assert not state.save(Memory())
     assert not state.save(Memory())
-    assert not state.persistent
+    assert "cannot be written" in state.off
     assert len(caplog.records) == 1
     folder.mkdir()
     assert state.save(Memory(generation=1))
-    assert state.persistent
+    assert state.off == ""
     assert len(caplog.records) == 2
 
 

@@ -1,5 +1,6 @@
 """How the service shares the memory between its models, before any engine runs."""
 
+import asyncio
 import logging
 import shutil
 from pathlib import Path
@@ -10,9 +11,12 @@ import pytest
 from kernel_trees import write_tree
 from magnitude.board import HostRoots
 from magnitude.config import EngineSettings, ModelsSettings, Settings
+from magnitude.config.records import RecordsSettings
 from magnitude.errors import BudgetExceeded
+from magnitude.feedback.bundles import read_bundle
 from magnitude.paths import Paths
 from magnitude.service import Service
+from magnitude.supervise.loss import EngineLoss
 
 GOLDEN = Path(__file__).parent / "golden"
 
@@ -68,3 +72,37 @@ def test_the_context_is_shortened_to_the_memory_that_is_left(paths: Paths, tmp_p
     assert ample > 0
     settings = msgspec.structs.replace(Settings(), engine=EngineSettings(context_length=64))
     assert Service(settings, paths, roots=board(tmp_path / "b", 4000)).dispatcher.context_length("tiny") == 64
+
+
+def test_a_state_folder_that_cannot_be_written_is_told_and_ends_nothing(paths: Paths, tmp_path: Path) -> None:
+    add_model(paths.models)
+    paths.state.rmdir()
+    paths.state.write_text("a file where the folder should be")
+    service = Service(Settings(), paths, roots=board(tmp_path, 4000))
+    asyncio.run(service.recorder.store.opened() if service.recorder.store else asyncio.sleep(0))
+    health = service.dispatcher.health()
+    assert health.persistence == "off"
+    assert any("records of tasks are not kept" in reason for reason in health.reasons)
+    service.recorder.stop()
+
+
+def test_an_engine_that_is_lost_leaves_a_bundle_with_the_plans_of_the_service(paths: Paths, tmp_path: Path) -> None:
+    add_model(paths.models)
+    settings = Settings(records=RecordsSettings(free_disk_reserve_bytes=0))
+    service = Service(settings, paths, roots=board(tmp_path, 4000))
+    service.recorder.engine_lost(EngineLoss("no step for 61 s", "hang"), [])
+    service.recorder.stop()
+    bundle = read_bundle(paths.state / "failures/000001-hang.json")
+    (model,) = bundle.models
+    assert model.facts.model == model.description.name == "tiny"
+    assert model.facts.threads == service.dispatcher.plan("tiny").strategy.threads
+    assert bundle.situation.memory_headroom_bytes == 4000 * 1024 * 1000
+    assert bundle.versions["python"]
+
+
+def test_without_room_for_records_none_are_kept(paths: Paths, tmp_path: Path) -> None:
+    add_model(paths.models)
+    service = Service(Settings(records=RecordsSettings(max_bytes=0)), paths, roots=board(tmp_path, 4000))
+    assert service.recorder.store is None
+    service.recorder.stop()
+    assert not (paths.state / "records.db").exists()

@@ -79,6 +79,12 @@ class EngineNotReady(EngineError):
         self.retry_after_s = retry_after_s
 
 
+class MemoryPressure(EngineNotReady):
+    """Memory is short, and the request is one of those that are given up for the others."""
+
+    code = "memory_pressure"
+
+
 class RequestError(MagnitudeError):
     """The request is at fault; sending it again unchanged will fail again."""
 

@@ -7,7 +7,7 @@ An event is an ordinary `logging` call. Numbers and names go beside the text, so
 Formats: `journal` (systemd's `<6>` priority prefix, no time: the journal has its own), `pretty` (colours in a
 terminal), `plain` (time, level, text), `json` (one object a line). A warning or an error that keeps coming back
 is written about once a minute, with the count of those left out; `extra={"cause": "..."}` puts any event under
-this rule and names what counts as the same.
+this rule and names what counts as the same, and `"burst": N` lets N of them a minute through.
 """
 
 from __future__ import annotations
@@ -31,6 +31,8 @@ from magnitude.errors import MagnitudeError
 Format = Literal["journal", "pretty", "plain", "json"]
 
 QUIET_S = 60.0  # a line a minute shows that a fault lasts, and costs a journal less than 200 kB a day
+# For what is no fault, but comes back each second while there is one: as much as a person does by hand in a minute.
+ORDINARY_BURST = 5
 MAX_CAUSES = 256  # bounds the limiter's memory whatever is logged
 
 # Fields that name what an event is about. Others (a reason, an error) may hold a new number every time.
@@ -41,7 +43,8 @@ request_id: ContextVar[str] = ContextVar("request_id", default="")
 
 
 class _Cause(msgspec.Struct):
-    shown_s: float
+    since_s: float  # when the first of those was shown that count together
+    shown: int = 1
     suppressed: int = 0
 
 
@@ -53,12 +56,16 @@ class Limiter:
         self._max_causes = max_causes
         self._causes: dict[Hashable, _Cause] = {}
 
-    def admit(self, cause: Hashable, now_s: float) -> int | None:
-        """None: leave the event out. n: show it, n of its kind were left out since the last one shown."""
+    def admit(self, cause: Hashable, now_s: float, burst: int = 1) -> int | None:
+        """None: leave the event out. n: show it, n of its kind were left out since the last one shown. `burst` are
+        shown before any is left out."""
         known = self._causes.pop(cause, None)
-        if known is not None and now_s - known.shown_s < self._quiet_s:
-            known.suppressed += 1
+        if known is not None and now_s - known.since_s < self._quiet_s:
             self._causes[cause] = known
+            if known.shown < burst:
+                known.shown += 1
+                return 0
+            known.suppressed += 1
             return None
         if len(self._causes) >= self._max_causes:
             del self._causes[next(iter(self._causes))]  # the one not seen for longest
@@ -97,7 +104,7 @@ class LimitFilter(logging.Filter):
         cause = cause_of(record)
         if cause is None:
             return True
-        suppressed = self._limiter.admit(cause, self._clock())
+        suppressed = self._limiter.admit(cause, self._clock(), getattr(record, "burst", 1))
         if suppressed is None:
             return False
         record.suppressed = suppressed

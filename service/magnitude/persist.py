@@ -12,7 +12,7 @@ import hashlib
 import logging
 import os
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Generic, Literal, TypeVar
 
@@ -60,32 +60,98 @@ def sync_folder(folder: Path) -> None:
         os.close(descriptor)
 
 
+def set_aside(
+    path: Path, *, as_name: str | None = None, label: str = "broken", companions: Sequence[str] = ()
+) -> str:
+    """Move the file `path` out of the way, to `NAME.broken-1` beside it; older ones move up, the oldest goes.
+
+    `companions` are endings of files that belong to it and go along. Returns the new name, or "" when the folder
+    refuses: the file is where it was then.
+    """
+    name = as_name or path.name
+    names = [f"{name}.{label}-{n}" for n in range(1, BROKEN_KEPT + 1)]
+    try:
+        for older, newer in zip(reversed(names), reversed(names[:-1]), strict=False):
+            if (path.parent / newer).exists():
+                _move(path.with_name(newer), older, companions)
+        _move(path, names[0], companions)
+        sync_folder(path.parent)
+    except OSError:
+        return ""
+    return names[0]
+
+
+def _move(path: Path, name: str, companions: Sequence[str]) -> None:
+    for ending in companions:
+        companion = path.with_name(path.name + ending)
+        target = path.with_name(name + ending)
+        if companion.exists():
+            companion.replace(target)
+        else:
+            target.unlink(missing_ok=True)
+    path.replace(path.with_name(name))
+
+
 class _Envelope(msgspec.Struct, frozen=True, kw_only=True):
     schema: int
     sha256: str  # over the bytes of `value` as they stand in the file
     value: msgspec.Raw
 
 
-class _Unusable(Exception):
+class Unusable(Exception):
     """Why the content of a state file is not used."""
+
+
+def sealed(value: object, *, schema: int) -> bytes:
+    """`value` as JSON with its schema number and a checksum."""
+    body = msgspec.json.encode(value)
+    return msgspec.json.encode(
+        _Envelope(schema=schema, sha256=hashlib.sha256(body).hexdigest(), value=msgspec.Raw(body))
+    )
+
+
+def fault_of(data: bytes) -> str:
+    """What is wrong with sealed bytes, of whichever schema; "" when they are whole."""
+    try:
+        envelope = msgspec.json.decode(data, type=_Envelope)
+    except (msgspec.MsgspecError, UnicodeDecodeError) as error:
+        return f"torn or not ours: {error}" if data else "empty"
+    whole = hashlib.sha256(bytes(envelope.value)).hexdigest() == envelope.sha256
+    return "" if whole else "its checksum does not match"
+
+
+def unsealed(data: bytes, type_: type[T], *, schema: int) -> T:
+    """What `sealed` was given. Raises `Unusable` with the reason for content that is not whole or not ours."""
+    try:
+        envelope = msgspec.json.decode(data, type=_Envelope)
+    except (msgspec.MsgspecError, UnicodeDecodeError) as error:
+        raise Unusable(f"it is torn or not ours: {error}" if data else "it is empty") from error
+    if envelope.schema != schema:
+        raise Unusable(f"its schema is {envelope.schema}, this version reads {schema}")
+    body = bytes(envelope.value)
+    if hashlib.sha256(body).hexdigest() != envelope.sha256:
+        raise Unusable("its checksum does not match")
+    try:
+        return msgspec.json.decode(body, type=type_)
+    except (msgspec.MsgspecError, UnicodeDecodeError) as error:
+        raise Unusable(f"its content does not fit: {error}") from error
 
 
 class StateFile(Generic[T]):
     """State of type `type_` (a msgspec struct) in the JSON file `path`, for one writer at a time.
 
-    `schema` is raised whenever old content must not be read any more. `persistent` turns false when the last save
-    failed (read-only or full storage) and true again when one succeeds; `source` says where the last `load` came
+    `schema` is raised whenever old content must not be read any more. `off` is empty unless the last save failed
+    (read-only or full storage): then it is the reason, until one succeeds. `source` says where the last `load` came
     from.
     """
 
     def __init__(self, path: Path | str, type_: type[T], *, schema: int) -> None:
         self.path = Path(path)
         self.schema = schema
-        self.persistent = True
+        self.off = ""
         self.source: Source = "default"
         self._previous = self.path.with_name(self.path.name + ".bak")
-        self._envelopes = msgspec.json.Decoder(_Envelope)
-        self._values = msgspec.json.Decoder(type_)
+        self._type = type_
 
     def load(self, default: Callable[[], T]) -> T:
         """The saved state, else its previous generation, else `default()`. Never raises for the file's sake."""
@@ -99,8 +165,8 @@ class StateFile(Generic[T]):
             except OSError as error:
                 _log.warning("state file %s cannot be read", path, extra={"fields": {"error": str(error)}})
                 continue
-            except _Unusable as why:
-                kept = self._set_aside(path)
+            except Unusable as why:
+                kept = set_aside(path, as_name=self.path.name)
                 _log.warning(
                     "state file %s is not usable and was set aside",
                     path,
@@ -114,48 +180,33 @@ class StateFile(Generic[T]):
 
     def save(self, value: T) -> bool:
         """Write `value` and keep what was there as the previous generation. False when the storage refuses."""
-        body = msgspec.json.encode(value)
-        data = msgspec.json.encode(
-            _Envelope(schema=self.schema, sha256=hashlib.sha256(body).hexdigest(), value=msgspec.Raw(body))
-        )
+        data = sealed(value, schema=self.schema)
         try:
             self._keep_previous()
             write_atomic(self.path, data)
         except OSError as error:
-            if self.persistent:
+            if not self.off:
                 _log.warning("state is not saved to %s any more", self.path, extra={"fields": {"error": str(error)}})
-            self.persistent = False
+            self.off = f"{self.path} cannot be written: {error.strerror or error}"
             return False
-        if not self.persistent:
+        if self.off:
             _log.info("state is saved to %s again", self.path)
-        self.persistent = True
+        self.off = ""
         return True
 
     def _decode(self, path: Path) -> T:
         with path.open("rb") as file:
             data = file.read(MAX_STATE_BYTES + 1)
         if len(data) > MAX_STATE_BYTES:
-            raise _Unusable(f"it is larger than {MAX_STATE_BYTES} bytes")
-        try:
-            envelope = self._envelopes.decode(data)
-        except (msgspec.MsgspecError, UnicodeDecodeError) as error:
-            raise _Unusable(f"it is torn or not ours: {error}" if data else "it is empty") from error
-        if envelope.schema != self.schema:
-            raise _Unusable(f"its schema is {envelope.schema}, this version reads {self.schema}")
-        body = bytes(envelope.value)
-        if hashlib.sha256(body).hexdigest() != envelope.sha256:
-            raise _Unusable("its checksum does not match")
-        try:
-            return self._values.decode(body)
-        except (msgspec.MsgspecError, UnicodeDecodeError) as error:
-            raise _Unusable(f"its content does not fit: {error}") from error
+            raise Unusable(f"it is larger than {MAX_STATE_BYTES} bytes")
+        return unsealed(data, self._type, schema=self.schema)
 
     def _keep_previous(self) -> None:
         """Let the current file become the previous generation, if it is good: a broken one must not push out a
         good one. A hard link keeps the current name in place all the time."""
         try:
             self._decode(self.path)
-        except (OSError, _Unusable):
+        except (OSError, Unusable):
             return
         link = self.path.with_name(f".{self.path.name}.bak.tmp")
         link.unlink(missing_ok=True)
@@ -166,19 +217,6 @@ class StateFile(Generic[T]):
         else:
             link.replace(self._previous)
             link.unlink(missing_ok=True)  # renaming a link onto another one of the same file leaves both
-
-    def _set_aside(self, path: Path) -> str | None:
-        """Move a broken file to `NAME.broken-1`; older ones move up, the oldest goes."""
-        names = [self.path.with_name(f"{self.path.name}.broken-{n}") for n in range(1, BROKEN_KEPT + 1)]
-        try:
-            for older, newer in zip(reversed(names), reversed(names[:-1]), strict=False):
-                if newer.exists():
-                    newer.replace(older)
-            path.replace(names[0])
-            sync_folder(path.parent)
-        except OSError:
-            return None
-        return names[0].name
 
     def _remove_leftovers(self) -> None:
         """Drop temporary files of a writer that was killed."""

@@ -85,4 +85,5 @@ class Reloader:
             schedule=settings.schedule,
             kv=settings.kv,
         )
+        self._service.memory.tune(settings.memory)
         self._service.switch.keep_alive(settings.models.keep_alive_s)

@@ -8,6 +8,7 @@ No model runs in this process.
 
 from __future__ import annotations
 
+import asyncio
 import logging
 from functools import partial
 
@@ -18,10 +19,11 @@ from magnitude.board.memory import effective_memory
 from magnitude.board.roots import HostRoots
 from magnitude.config import Settings
 from magnitude.engine.client import EngineLink
-from magnitude.engine.protocol import PoolUse, Steps, Tokens, ToService
+from magnitude.engine.protocol import Heartbeat, PoolUse, Steps, Tokens, ToService
 from magnitude.errors import EngineNotReady, MagnitudeError
 from magnitude.feedback.metrics import Metrics
-from magnitude.feedback.records import Feedback
+from magnitude.feedback.recorder import Recorder
+from magnitude.feedback.situation import PlanFacts
 from magnitude.models.description import ModelDescription
 from magnitude.paths import Paths
 from magnitude.policy.selection import find_draft_model, find_models, select
@@ -31,17 +33,21 @@ from magnitude.schedule.dispatcher import Dispatcher
 from magnitude.schedule.fresh_engine import FreshEngine
 from magnitude.schedule.golden_gate import GoldenGate
 from magnitude.schedule.loading import ModelLoader, load_deadline_s
+from magnitude.schedule.memory_relief import MemoryRelief
 from magnitude.schedule.model_switch import ModelSwitch
 from magnitude.schedule.plan import ModelPlan
+from magnitude.schedule.plan_facts import facts_of, served_as
 from magnitude.schedule.planning import plan_models, residency_of
 from magnitude.schedule.slot_files import SlotFiles
 from magnitude.schedule.throughput import Throughput
+from magnitude.schedule.victims import victims_of
 from magnitude.schedule.warm_up import warm_up
 from magnitude.supervise.cgroup_leaf import EngineCgroup
 from magnitude.supervise.engine_process import EngineProcess
-from magnitude.supervise.exit_status import EXIT_ENGINE_BUDGET_SPENT
+from magnitude.supervise.exit_status import EXIT_ENGINE_BUDGET_SPENT, EXIT_MEMORY
 from magnitude.supervise.lifecycle import EngineLifecycle, LoadFailed, ModelsReady
 from magnitude.supervise.loss import EngineLoss
+from magnitude.supervise.memory_watch import EngineFigures, MemoryWatch
 from magnitude.supervise.stopping import Stopping
 from magnitude.supervise.supervisor import EngineSupervisor
 from magnitude.text.catalogue import TextCatalogue
@@ -68,7 +74,6 @@ class Service:
         engine_cgroup: EngineCgroup | None = None,
     ) -> None:
         self.settings = settings
-        self.feedback = Feedback()
         self.stopping = Stopping()
         self._golden = GoldenGate(paths.state)
         self._warm: set[str] = set()  # models that have done their first work in this run of the service
@@ -95,9 +100,24 @@ class Service:
             on_down=self._on_down,
             on_failed=self._on_failed,
             spawn=partial(EngineProcess.spawn, place=(engine_cgroup or EngineCgroup()).add),
+            on_beat=self._on_beat,
             on_give_up=lambda reason: self.request_exit(EXIT_ENGINE_BUDGET_SPENT, reason),
             spare_wanted=lambda: effective_memory(roots).headroom_bytes > SPARE_HEADROOM_BYTES,
         )
+        self.recorder = Recorder(
+            paths.state,
+            settings.records,
+            engine=self.supervisor,
+            restarts=lambda: self.supervisor.lifecycle.restarts,
+            load=lambda: (self.dispatcher.waiting, self.dispatcher.running),
+            plan=self._facts_of,
+            models=lambda: [served_as(plan) for plan in self.dispatcher.plans()],
+            memory=lambda: effective_memory(roots),
+            last_lines=lambda: self.supervisor.last_lines,
+            step_deadline_s=settings.engine.step_deadline_s,
+        )
+        self.feedback = self.recorder.feedback
+        self._files = SlotFiles(paths.state / "kv", roots=roots)
         self.dispatcher = Dispatcher(
             plans,
             aliases=settings.models.aliases,
@@ -106,8 +126,10 @@ class Service:
             engine=self.supervisor,
             schedule=settings.schedule,
             kv=settings.kv,
-            files=SlotFiles(paths.state / "kv", roots=roots),
+            files=self._files,
             left_out=left_out,
+            storage_off=self._storage_off,
+            on_loss=lambda loss, tasks, refused: self.recorder.engine_lost(loss, victims_of(tasks, refused)),
         )
         self.loader = ModelLoader(self.dispatcher, self._admit)
         self.switch = ModelSwitch(
@@ -120,6 +142,18 @@ class Service:
             loading=self.supervisor.model_loads,
         )
         self.dispatcher.use(self.switch)
+        self.relief = MemoryRelief(
+            self.dispatcher,
+            self.switch,
+            free_bytes=free_bytes,
+            draft_bytes=draft_bytes(draft, settings.engine),
+            drop_caches=self.texts.trim,
+            engine=self.supervisor,
+            restart=lambda reason: self.request_exit(EXIT_MEMORY, reason),
+        )
+        self.memory = MemoryWatch(settings.memory, self.relief, engine=self._engine_figures, roots=roots)
+        self.dispatcher.memory_state = self.memory.state
+        self.recorder.start()
 
     def _allowance(self, free_bytes: int) -> MayUse:
         """What the engine may draw from the board's one account of cores and memory. It is the only engine so far and
@@ -128,6 +162,16 @@ class Service:
         wanted = Want(ENGINE, threads=self._cpu.threads, memory_bytes=free_bytes)
         granted = [effect for effect in self.arbiter.apply(wanted) if isinstance(effect, MayUse)]
         return granted[0] if granted else MayUse(ENGINE, threads=1, memory_bytes=0)
+
+    def _engine_figures(self) -> EngineFigures:
+        beat = self.supervisor.heartbeat
+        return EngineFigures(
+            pid=self.supervisor.pid,
+            spare_pid=self.supervisor.spare_pid,
+            planned_bytes=self.relief.engine_bytes(),
+            runs=beat.steps if beat else None,
+            busy=bool(self.dispatcher.running or self.dispatcher.waiting),
+        )
 
     def loaded_at_start(self) -> list[ModelDescription]:
         return [plan.description for plan in self._start]
@@ -142,6 +186,7 @@ class Service:
             kv_bytes=self.dispatcher.kv_resident_bytes,
             run_pool=lambda: supervisor.heartbeat.run_pool if supervisor.heartbeat else PoolUse(),
         )
+        metrics.watch_memory_steps(self.memory.state)
         metrics.watch_runs(self.feedback.runs.figures)
         metrics.watch_load(
             running=lambda: self.dispatcher.running,
@@ -153,8 +198,10 @@ class Service:
     async def stop(self) -> None:
         """End the engine and give the KV memory back."""
         await self.supervisor.stop()
+        await self.relief.close()
         await self.switch.close()
         await self.dispatcher.close()
+        await asyncio.to_thread(self.recorder.stop)
 
     def request_exit(self, status: int, reason: str) -> None:
         """Stop in order and leave with `status`, one of `supervise.exit_status`."""
@@ -192,8 +239,12 @@ class Service:
             self.feedback.generated_tokens += len(message.ids)
         if isinstance(message, Steps):
             self.feedback.runs.add(message)
+            self.recorder.failures.runs(message)
         elif not self.loader.on_message(message):
             self.dispatcher.on_message(message)
+
+    def _on_beat(self, heartbeat: Heartbeat) -> None:
+        self.recorder.failures.beat(heartbeat)
 
     def _on_up(self, link: EngineLink) -> None:
         self.dispatcher.engine_up(link)
@@ -203,10 +254,20 @@ class Service:
         for plan in self._start:
             if plan.description.name not in self._first:
                 self.switch.wanted(plan.description.name)
+        self.recorder.engine_up()
 
     def _on_down(self, loss: EngineLoss) -> None:
         self.switch.engine_down()
         self.dispatcher.engine_down(loss)
+
+    def _facts_of(self, model: str) -> PlanFacts | None:
+        plan = self.dispatcher.models_served.by_name.get(model)
+        return facts_of(plan) if plan is not None else None
+
+    def _storage_off(self) -> list[str]:
+        """What should outlast a restart and is not kept, a reason each."""
+        stores = (self._golden.off, self._throughput.off, self._files.off)
+        return [reason for reason in (*stores, *self.recorder.storage_off()) if reason]
 
     async def _leaving(self, model: str) -> None:
         self.texts.forget(self.dispatcher.model(model))

@@ -12,7 +12,9 @@ from pathlib import Path
 from typing import Any
 
 from magnitude import __version__
+from magnitude.board.oom_score import protect_from_oom
 from magnitude.board.process import ProcessUse, read_process
+from magnitude.board.roots import HostRoots
 from magnitude.config import Settings
 from magnitude.config.load import Loaded
 from magnitude.errors import EngineNotReady, MagnitudeError
@@ -52,9 +54,11 @@ def run_service(
     *,
     environ: MutableMapping[str, str] | None = None,
     read: Callable[[], Loaded] | None = None,
+    roots: HostRoots | None = None,
 ) -> int:
-    """Serve until SIGTERM or SIGINT; the exit status. `read` reads the configuration again at a SIGHUP; without it
-    there is no reload. Raises `MagnitudeError` when the service cannot start."""
+    """Serve until SIGTERM or SIGINT, on the board described below `roots`; the exit status. `read` reads the
+    configuration again at a SIGHUP; without it there is no reload. Raises `MagnitudeError` when the service cannot
+    start."""
     environ = os.environ if environ is None else environ
     speak_when_killed()
     notifier = Notifier.from_environ(environ)
@@ -63,7 +67,9 @@ def run_service(
     prepare_state_folder(paths.state)
     engine_cgroup = enter_leaf()
     try:
-        return asyncio.run(_serve(settings, paths, notifier, inherited, read, engine_cgroup=engine_cgroup))
+        return asyncio.run(
+            _serve(settings, paths, notifier, inherited, read, engine_cgroup=engine_cgroup, roots=roots)
+        )
     except MagnitudeError as error:
         notifier.status(f"failed: {error}")
         raise
@@ -79,12 +85,14 @@ async def _serve(
     read: Callable[[], Loaded] | None,
     *,
     engine_cgroup: EngineCgroup,
+    roots: HostRoots | None,
 ) -> int:
     sockets = open_sockets(settings.server, inherited, run_folder=paths.run)
     _close_unclaimed([stored for stored in inherited if not stored.is_socket], notifier)
-    service = Service(settings, paths, engine_cgroup=engine_cgroup)
+    protect_from_oom(roots)
+    service = Service(settings, paths, roots=roots, engine_cgroup=engine_cgroup)
     live, metrics, stopping = LiveSettings(settings), service.metrics(), service.stopping
-    app = build_app(service.dispatcher, live, texts=service.texts, metrics=metrics)
+    app = build_app(service.dispatcher, live, texts=service.texts, metrics=metrics, records=service.recorder.store)
     accepting = asyncio.Event()
     teller = Teller(notifier, lambda: look_at(service, accepting), on_failed=_gives_up(notifier, stopping))
     if read is not None:
@@ -92,6 +100,7 @@ async def _serve(
     tasks = _Tasks(stopping)
     tasks.essential("supervision", service.supervisor.run())
     tasks.essential("saving conversations", service.dispatcher.conversations.run())
+    tasks.essential("watching memory", service.memory.run())
     if notifier.active:
         tasks.essential("telling the service manager", teller.run())
     # Tokenizers are read while the engine starts, so that the first request does not wait for them.
@@ -205,6 +214,7 @@ def look_at(service: Service, accepting: asyncio.Event) -> Look:
             waiting=health.queue_depth,
             engine="" if up else _engine_in_words(lifecycle, use),
             # The first reason is the engine's then.
+            memory=service.memory.step_text(),
             degraded="; ".join(health.reasons if up else health.reasons[1:]),
         ),
         serves=accepting.is_set() and up,

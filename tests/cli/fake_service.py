@@ -6,16 +6,20 @@ import asyncio
 import json
 import threading
 import time
+from collections import Counter
 from collections.abc import AsyncIterator, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import uvicorn
 from starlette.applications import Starlette
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response, StreamingResponse
 from starlette.routing import Route
+
+from magnitude.feedback.records import TaskRow
 
 STATE = {
     "version": "9.9.9",
@@ -66,6 +70,8 @@ class FakeService:
         self.hung_up = threading.Event()
         self.requests: list[dict[str, Any]] = []
         self.kept: list[dict[str, Any]] = []
+        self.records: list[TaskRow] = []
+        self.asked: dict[str, str] = {}  # the query for them
         self.more_state: dict[str, Any] = {}
         self.reloaded: dict[str, Any] = {"applied": [], "needs_restart": [], "error": "", "hint": ""}
         self.keys: list[str | None] = []
@@ -79,6 +85,8 @@ class FakeService:
                 Route("/version", lambda request: JSONResponse({"version": "9.9.9"})),
                 Route("/v1/models", lambda request: JSONResponse({"data": [{"id": "tiny-chat"}]})),
                 Route("/v1/magnitude/state", self._state),
+                Route("/v1/magnitude/records", self._records),
+                Route("/metrics", lambda request: Response("magnitude_slots 4\n")),
                 Route("/v1/magnitude/reload", self._reload, methods=["POST"]),
                 Route("/v1/chat/completions", self._chat, methods=["POST"]),
                 Route("/v1/magnitude/kv", self._kv, methods=["GET", "DELETE"]),
@@ -95,6 +103,11 @@ class FakeService:
             return JSONResponse(self.error[1], self.error[0])
         health = {**STATE["health"], "ready": self.ready}  # type: ignore[dict-item]
         return JSONResponse({**STATE, "health": health, **self.more_state})
+
+    def _records(self, request: Request) -> Response:
+        self.asked = dict(request.query_params)
+        counts = Counter(row.task.outcome for row in self.records)
+        return JSONResponse({"data": msgspec.to_builtins(self.records), "counts": counts, "persistence": "on"})
 
     def _reload(self, request: Request) -> Response:
         return JSONResponse(*((self.error[1], self.error[0]) if self.error else (self.reloaded, 200)))

@@ -196,6 +196,14 @@ def test_ps_says_what_was_cached_drafted_and_batched_where_there_was_any(
     assert second.endswith("P95 2.000 s")
 
 
+def test_ps_says_which_step_is_taken_while_memory_is_short(cli: CliRunner, service: FakeService) -> None:
+    calm = cli.invoke(app, ["ps", "--url", f"unix:{service.socket}"]).stdout
+    assert "short" not in calm
+    service.more_state = {"memory": {"step": "refuse_long", "reason": "900 MB of 1000 MB (90 %, /g) are held"}}
+    shown = cli.invoke(app, ["ps", "--url", f"unix:{service.socket}"]).stdout
+    assert "memory is short: step refuse_long; 900 MB of 1000 MB (90 %, /g) are held" in shown
+
+
 def test_ps_has_a_failing_status_when_the_service_is_not_ready(cli: CliRunner, service: FakeService) -> None:
     service.ready = False
     assert cli.invoke(app, ["ps", "--url", f"unix:{service.socket}"]).exit_code == 1

@@ -171,6 +171,15 @@ def test_a_folder_in_place_of_the_file_is_a_configuration_error(tmp_path: Path) 
         load(tmp_path, {})
 
 
+@pytest.mark.parametrize(
+    ("percent", "words"),
+    [("[70, 80]", "6 steps"), ("[70, 75, 75, 85, 90, 95]", "higher"), ("[70, 75, 80, 85, 90, 101]", "out of bounds")],
+)
+def test_thresholds_of_memory_that_make_no_sense_are_refused(percent: str, words: str) -> None:
+    with pytest.raises(ConfigError, match=words):
+        load_text(f"memory: {{thresholds_percent: {percent}}}")
+
+
 def test_a_byte_order_mark_is_no_part_of_the_first_key(tmp_path: Path) -> None:
     path = tmp_path / "c.yaml"
     path.write_bytes(b"\xef\xbb\xbfengine: {threads: 2}\n")

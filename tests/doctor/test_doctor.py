@@ -127,6 +127,13 @@ def test_a_group_limit_is_named_with_its_place(tmp_path: Path) -> None:
     assert "MemoryMax" in finding.advice
 
 
+def test_what_the_kernel_does_not_offer_is_told_with_the_boot_option(tmp_path: Path) -> None:
+    tree = {**meminfo(3000), "proc/self/cgroup": "0::/", f"{G}/cgroup.controllers": "cpuset cpu io pids"}
+    detail = memory.check(context(tmp_path, tree)).detail
+    assert "cgroup_enable=memory" in detail
+    assert "psi=1" in detail
+
+
 def test_unknown_memory_is_not_called_too_little(tmp_path: Path) -> None:
     assert memory.check(context(tmp_path)).level == "notice"
 

@@ -45,6 +45,17 @@ def test_more_rows_than_planned_get_a_larger_block(encoder: Encoder):
     assert np.array_equal(bound.output[7], encoder.run([[7]], [], 8).output[0])
 
 
+def test_trimming_takes_new_memory_of_the_same_size_and_gives_the_same_numbers(encoder: Encoder):
+    first = encoder.run([[1, 2], [3]], [], 8)
+    rows, size = first.output.copy(), encoder.buffers.block_bytes
+    encoder.buffers.trim()
+    again = encoder.run([[1, 2], [3]], [], 8)
+    assert again is not first
+    assert again.output.ctypes.data != first.output.ctypes.data
+    assert np.array_equal(again.output, rows)
+    assert encoder.buffers.block_bytes == size
+
+
 def test_bindings_are_bounded(encoder: Encoder):
     first = encoder.buffers.bound(1, 8)
     for rows in range(2, MAX_BINDINGS + 2):

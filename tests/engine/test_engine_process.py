@@ -17,6 +17,7 @@ import numpy as np
 from engine_driver import PATIENCE_S, EngineDriver, KvFile
 from tiny_decoder import write_decoder, write_encoder, write_matmul, write_tensors
 
+from magnitude.engine.process import OOM_SCORE_ADJ
 from magnitude.engine.protocol import (
     PROTOCOL_VERSION,
     Done,
@@ -32,6 +33,7 @@ from magnitude.engine.protocol import (
     Tensor,
     TensorsOut,
     Tokens,
+    Trim,
     UnloadModel,
     Vectors,
 )
@@ -328,6 +330,27 @@ def test_a_frame_that_arrives_in_pieces_still_finds_its_descriptor(
     for at in range(5, len(load), 100):
         engine.sock.sendall(load[at : at + 100])
     assert engine.wait(Loaded, 1)
+
+
+def test_trimming_between_two_runs_changes_no_answer(tiny_engine: EngineDriver, folder: Path):
+    tiny_engine.load(write_encoder(folder))
+
+    def vectors() -> bytes:
+        request_id = tiny_engine.new_id()
+        inputs = [[1, 2, 3], [4, 5]]
+        tiny_engine.send(Embed(request_id=request_id, model="tiny-encoder", inputs=inputs))
+        return tiny_engine.wait(Vectors, request_id).data
+
+    expected_ids, expected_rows = tiny_engine.generate([1, 5, 9], max_new_tokens=20)[0], vectors()
+    running = tiny_engine.start([1, 5, 9], max_new_tokens=20)
+    for _ in range(5):
+        tiny_engine.send(Trim(request_id=tiny_engine.new_id()))
+    assert tiny_engine.collect(running)[0] == expected_ids
+    assert vectors() == expected_rows
+
+
+def test_the_engine_is_the_first_to_go_when_memory_runs_out(engine: EngineDriver):
+    assert Path(f"/proc/{engine.process.pid}/oom_score_adj").read_text() == f"{OOM_SCORE_ADJ}\n"
 
 
 def anon_bytes(engine: EngineDriver) -> int:

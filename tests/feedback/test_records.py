@@ -2,8 +2,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from magnitude.feedback.records import Feedback, TaskRecord
+from magnitude.board.memory import MemorySnapshot
+from magnitude.feedback.records import FAILURES, OUTCOMES, RESTORED_TASKS, Feedback, TaskRecord, TaskRow, outcome_of
 from magnitude.feedback.running import BUCKET_GROWTH, RunningFigures
+from magnitude.feedback.situation import MEMORY_FRESH_S, EngineFigures, PlanFacts, Situation, Situations
+from tests.feedback.record_samples import PLAN, MovingClocks, row
 
 
 def test_recent_samples_outweigh_old_ones() -> None:
@@ -87,3 +90,109 @@ def test_higher_quantiles_are_never_smaller(waits: list[float]) -> None:
     figures = feedback.figures()["embed m"]
     assert figures.queue_p50_s <= figures.queue_p95_s <= figures.queue_p99_s
     assert figures.run_p50_s <= figures.run_p95_s <= figures.run_p99_s
+
+
+@pytest.mark.parametrize(
+    ("code", "outcome"),
+    [
+        ("deadline_exceeded", "timed_out"),
+        ("engine_gone", "killed"),
+        ("out_of_memory", "out_of_memory"),
+        ("memory_budget_exceeded", "out_of_memory"),
+        ("queue_full", "refused"),
+        ("request_quarantined", "refused"),
+        ("engine_not_ready", "refused"),
+        ("model_run_failed", "failed"),
+    ],
+)
+def test_failures_are_told_apart_by_their_code(code: str, outcome: str) -> None:
+    kept: list[TaskRow] = []
+    feedback = Feedback(keep=kept.append)
+    feedback.record(TaskRecord(kind="generate", model="m", outcome="failed", code=code))
+    assert [entry.task.outcome for entry in kept] == [outcome]
+    assert feedback.figures()["generate m"].failed == 1
+
+
+def test_what_ended_well_keeps_its_outcome_whatever_the_code() -> None:
+    task = TaskRecord(kind="generate", model="m", outcome="cancelled", code="queue_full")
+    assert outcome_of(task) == "cancelled"
+    assert set(OUTCOMES) - set(FAILURES) == {"ok", "cancelled"}
+
+
+def test_each_row_says_when_it_was_and_what_it_met() -> None:
+    kept: list[TaskRow] = []
+    clocks = MovingClocks()
+    met = Situation(queue_depth=4, plan=PLAN)
+    feedback = Feedback(situation=lambda model: met, keep=kept.append, clocks=clocks)
+    clocks.passes(5.0)
+    feedback.record(TaskRecord(kind="embed", model="m", outcome="ok"))
+    assert kept[0].stamp == clocks.now()
+    assert kept[0].situation == met
+
+
+def test_the_situation_reads_the_memory_no_more_often_than_it_changes() -> None:
+    clocks = MovingClocks()
+    reads: list[float] = []
+
+    def memory() -> MemorySnapshot:
+        reads.append(clocks.at_s)
+        return MemorySnapshot(
+            total_bytes=8,
+            available_bytes=4,
+            swap_free_bytes=0,
+            limit_bytes=6,
+            limit_path="/",
+            high_bytes=None,
+            headroom_bytes=len(reads),
+        )
+
+    situations = Situations(
+        plan=lambda model: PLAN if model == "m" else None,
+        load=lambda: (2, 1),
+        engine=lambda: EngineFigures(restarts=3, rss_bytes=99),
+        memory=memory,
+        clock=clocks.monotonic,
+    )
+    first = situations.of("m")
+    assert (first.queue_depth, first.running, first.engine_restarts, first.plan) == (2, 1, 3, PLAN)
+    assert situations.of("other").plan is None
+    assert (first.memory_headroom_bytes, first.memory_limit_bytes, first.temperature_c) == (1, 6, None)
+    clocks.passes(MEMORY_FRESH_S)
+    assert situations.of("m").memory_headroom_bytes == 2
+
+
+def test_a_plan_has_the_same_name_in_every_life_of_the_service() -> None:
+    assert PLAN.plan_id == "f4877a8f042b"
+    assert PlanFacts(model="m", model_hash="", graph_file="", threads=1, max_batch=1).plan_id != PLAN.plan_id
+
+
+def plan_of(model: str) -> str:
+    return PLAN.plan_id if model == "m" else ""
+
+
+def test_the_picture_begins_with_earlier_tasks_of_the_same_plan() -> None:
+    other_plan = PlanFacts(model="m", model_hash="other", graph_file="", threads=1, max_batch=1)
+    rows = [row(100), row(0, plan=other_plan), row(0, model="gone"), row(0, outcome="failed"), row(0, plan=None)]
+    feedback = Feedback()
+    assert feedback.restore(rows, plan_of) == 1
+    figures = feedback.figures()["generate m"]
+    assert figures.prefill_tokens_per_s == pytest.approx(100 / 1.5)
+    assert figures.run_p50_s == pytest.approx(4.0, rel=0.1)
+    assert (figures.count, figures.failed) == (0, 0)
+
+
+def test_new_tasks_soon_outweigh_those_from_before() -> None:
+    feedback = Feedback()
+    old = [row(1500) for _ in range(200)]
+    assert feedback.restore(old, plan_of) == RESTORED_TASKS
+    for _ in range(30):
+        feedback.record(TaskRecord(kind="generate", model="m", outcome="ok", prompt_tokens=100, prefill_s=1.0))
+    # A thousand tokens a second before, a hundred now.
+    assert feedback.figures()["generate m"].prefill_tokens_per_s < 350
+
+
+def test_a_series_that_has_begun_is_left_alone() -> None:
+    feedback = Feedback()
+    feedback.record(TaskRecord(kind="generate", model="m", outcome="ok", prompt_tokens=10, prefill_s=1.0))
+    assert feedback.restore([row(1500)], plan_of) == 0
+    assert feedback.figures()["generate m"].prefill_tokens_per_s == pytest.approx(10)

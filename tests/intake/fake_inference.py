@@ -121,6 +121,7 @@ class FakeInference:
         self.refuse: MagnitudeError | None = None
         self.context = 256
         self.ready = True
+        self.storage_off: list[str] = []
         self.embed_s = 0.0
         self.waited_s: float | None = 0.001
         self.room = 3  # requests that a reservation can get
@@ -265,12 +266,13 @@ class FakeInference:
         return ServiceHealth(
             live=True,
             ready=self.ready,
-            reasons=[] if self.ready else ["tiny-chat is loading"],
+            reasons=[*([] if self.ready else ["tiny-chat is loading"]), *self.storage_off],
             engine_pid=1,
             engine_restarts=0,
             queue_depth=0,
             running=self.open,
             uptime_s=1.0,
+            persistence="off" if self.storage_off else "on",
         )
 
     def state(self) -> ServiceState:

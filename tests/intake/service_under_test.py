@@ -15,6 +15,7 @@ from fake_inference import FakeInference, FakeTexts
 
 from magnitude.config import ServerSettings, Settings
 from magnitude.feedback.metrics import Metrics
+from magnitude.feedback.record_store import RecordStore
 from magnitude.intake.app import build_app
 from magnitude.intake.serve import serve
 from magnitude.intake.sockets import ListeningSocket, open_sockets
@@ -29,6 +30,7 @@ class InProcess:
         self,
         settings: Settings | None = None,
         *,
+        records: RecordStore | None = None,
         clock: Callable[[], float] = time.monotonic,
         wall_clock: Callable[[], float] = time.time,
     ) -> None:
@@ -40,6 +42,7 @@ class InProcess:
             settings or Settings(),
             texts=_TEXTS,
             metrics=self.metrics,
+            records=records,
             clock=clock,
             wall_clock=wall_clock,
         )

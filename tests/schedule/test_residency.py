@@ -20,6 +20,7 @@ from magnitude.schedule.residency import (
     Loaded,
     LoadFailed,
     MemoryChanged,
+    MemoryWanted,
     ModelNeed,
     Refuse,
     Residency,
@@ -299,6 +300,34 @@ def test_with_less_memory_idle_models_leave_at_once_and_busy_ones_when_they_are_
     assert residency.may_start("chat")
 
 
+def test_when_memory_is_short_idle_models_leave_at_once_and_pinned_and_busy_ones_stay() -> None:
+    residency = up(CHAT, need("a", 10), need("b", 10), need("c", 10), budget=100)
+    for name in ("a", "b", "c"):
+        loaded(residency, name, 10.0)
+    residency.apply(InUse("b", 1), 10.5)
+    assert residency.apply(MemoryWanted(), 10.6) == [Unload("a"), Unload("c")]
+    assert residency.state("chat") == residency.state("b") == "loaded"
+    residency.apply(Unloaded("a"), 11.0)
+    residency.apply(Unloaded("c"), 11.0)
+    assert residency.apply(Wanted("a"), 12.0) == [Load("a")]
+
+
+def test_without_an_engine_nothing_leaves_when_memory_is_short() -> None:
+    assert Residency([CHAT], budget_bytes=100, keep_alive_s=900.0).apply(MemoryWanted(), 1.0) == []
+
+
+def test_a_model_that_fits_by_the_plan_is_refused_only_as_long_as_there_is_less() -> None:
+    residency = up(CHAT, need("a"), need("huge", 90))
+    residency.apply(MemoryChanged(50), 1.0)
+    (passing,) = residency.apply(Wanted("a"), 2.0)
+    (lasting,) = residency.apply(Wanted("huge"), 2.0)
+    assert isinstance(passing, Refuse) and isinstance(lasting, Refuse)
+    assert passing.retry_after_s is not None
+    assert lasting.retry_after_s is None
+    residency.apply(MemoryChanged(100), 3.0)
+    assert residency.apply(Wanted("a"), 4.0) == [Load("a")]
+
+
 # --- two models that do not fit together ---
 
 
@@ -470,6 +499,10 @@ class AnySequence(RuleBasedStateMachine):
     def memory_changes(self, budget: int) -> None:
         self.budget = budget
         self.apply(MemoryChanged(budget))
+
+    @rule()
+    def memory_is_short(self) -> None:
+        self.apply(MemoryWanted())
 
     @invariant()
     def both_sides_agree(self) -> None:

@@ -5,6 +5,7 @@ A limit of any ancestor holds for all below it, so readers of limits walk `ances
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 
 import msgspec
@@ -19,14 +20,14 @@ class CgroupChain(msgspec.Struct, frozen=True, kw_only=True):
     folders: tuple[Path, ...]
 
 
-def chains(roots: HostRoots, controller: str) -> list[CgroupChain]:
-    """The group chains that may hold limits of `controller` ("memory", "cpu").
+def chains(roots: HostRoots, controller: str, pid: int | None = None) -> list[CgroupChain]:
+    """The group chains of this process, or of process `pid`, that may hold limits of `controller` ("memory", "cpu").
 
     On a hybrid system both versions are mounted and either may carry the controller, so both are returned; files
     that are not there say which one does.
     """
     found: list[CgroupChain] = []
-    for line in (read_text(roots.proc / "self/cgroup") or "").splitlines():
+    for line in (read_text(roots.proc / str(pid or "self") / "cgroup") or "").splitlines():
         hierarchy, _, rest = line.partition(":")
         controllers, _, group = rest.partition(":")
         if hierarchy == "0" and not controllers:
@@ -41,6 +42,12 @@ def chains(roots: HostRoots, controller: str) -> list[CgroupChain]:
         if mount is not None:
             found.append(CgroupChain(version=version, folders=_ancestors(mount, group)))
     return found
+
+
+def unit_folder(folders: Sequence[Path]) -> Path:
+    """Of a chain's folders the one of the systemd unit: that group holds all of the service, while the process itself
+    may be in one below it. Without a unit the process's own."""
+    return next((folder for folder in folders if folder.suffix in (".service", ".scope")), folders[0])
 
 
 def _is_mount(folder: Path, version: int) -> bool:

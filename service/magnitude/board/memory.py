@@ -6,21 +6,18 @@ Limits can change while we run (`systemctl set-property`): read again, do not ke
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import msgspec
 
-from magnitude.board.cgroup import chains
-from magnitude.board.roots import HostRoots, read_int, read_text
-
-# cgroup v1 writes "no limit" as the largest page-aligned signed 64-bit number (0x7FFFFFFFFFFFF000 with 4 KiB
-# pages, a little less with larger ones). No board has an exbibyte, so everything from there on is no limit.
-V1_UNLIMITED_BYTES = 1 << 60
+from magnitude.board.cgroup import CgroupChain, chains
+from magnitude.board.group_memory import GroupMemory, read_group
+from magnitude.board.roots import HostRoots, read_text
 
 
 class MemorySnapshot(msgspec.Struct, frozen=True, kw_only=True):
     """`limit_bytes` is the tightest hard limit of the process's groups (None: none set), `limit_path` the group
     that has it. `headroom_bytes` is what can still be taken: the smallest of MemAvailable and every group's room.
+    `groups` are the process's groups from its own upwards; `controller` says whether the kernel counts their memory
+    at all (without it no limit holds, whatever a unit says).
     """
 
     total_bytes: int
@@ -30,13 +27,8 @@ class MemorySnapshot(msgspec.Struct, frozen=True, kw_only=True):
     limit_path: str | None
     high_bytes: int | None  # tightest memory.high: above it the kernel throttles the process, for ever if need be
     headroom_bytes: int
-
-
-class _Group(msgspec.Struct, frozen=True, kw_only=True):
-    path: Path
-    limit_bytes: int | None
-    high_bytes: int | None
-    used_bytes: int | None
+    controller: bool = True
+    groups: tuple[GroupMemory, ...] = ()
 
 
 def effective_memory(roots: HostRoots | None = None) -> MemorySnapshot:
@@ -48,20 +40,21 @@ def effective_memory(roots: HostRoots | None = None) -> MemorySnapshot:
     roots = roots or HostRoots()
     board = _meminfo(roots)
     total, available = board.get("MemTotal", 0), board.get("MemAvailable", board.get("MemFree", 0))
+    above = chains(roots, "memory")
+    groups = tuple(read_group(folder, chain.version) for chain in above for folder in chain.folders)
     limit: int | None = None
     limit_path: str | None = None
     high: int | None = None
     headroom = available
-    for chain in chains(roots, "memory"):
-        read = _read_v2 if chain.version == 2 else _read_v1
-        for group in map(read, chain.folders):
-            if group.limit_bytes is not None and (limit is None or group.limit_bytes < limit):
-                limit, limit_path = group.limit_bytes, str(group.path)
-            if group.high_bytes is not None and (high is None or group.high_bytes < high):
-                high = group.high_bytes
-            for bound in (group.limit_bytes, group.high_bytes):
-                if bound is not None:
-                    headroom = min(headroom, max(0, bound - (group.used_bytes or 0)))
+    for group in groups:
+        if group.limit_bytes is not None and (limit is None or group.limit_bytes < limit):
+            limit, limit_path = group.limit_bytes, group.path
+        if group.high_bytes is not None and (high is None or group.high_bytes < high):
+            high = group.high_bytes
+        used = max(0, (group.used_bytes or 0) - group.inactive_file_bytes)
+        for bound in (group.limit_bytes, group.high_bytes):
+            if bound is not None:
+                headroom = min(headroom, max(0, bound - used))
     return MemorySnapshot(
         total_bytes=total,
         available_bytes=available,
@@ -70,7 +63,23 @@ def effective_memory(roots: HostRoots | None = None) -> MemorySnapshot:
         limit_path=limit_path,
         high_bytes=high,
         headroom_bytes=headroom,
+        controller=any(group.used_bytes is not None for group in groups) or any(map(_has_controller, above)),
+        groups=groups,
     )
+
+
+def groups_of(roots: HostRoots, pid: int) -> tuple[GroupMemory, ...]:
+    """The groups of process `pid`, its own first; empty when there is no such process."""
+    return tuple(read_group(folder, c.version) for c in chains(roots, "memory", pid) for folder in c.folders)
+
+
+def _has_controller(chain: CgroupChain) -> bool:
+    """Version 1 mounts a folder for it; version 2 lists what there is, in the root too, whose own use it does not
+    count."""
+    if chain.version == 1:
+        return True
+    listed = (read_text(folder / "cgroup.controllers") or "" for folder in chain.folders)
+    return any("memory" in text.split() for text in listed)
 
 
 def _meminfo(roots: HostRoots) -> dict[str, int]:
@@ -82,33 +91,3 @@ def _meminfo(roots: HostRoots) -> dict[str, int]:
         if words and words[0].isdigit():
             fields[name] = int(words[0]) * (1024 if words[1:] == ["kB"] else 1)
     return fields
-
-
-def _read_v2(folder: Path) -> _Group:
-    used = read_int(folder / "memory.current")
-    if used is not None:
-        used = max(0, used - _stat(folder, "inactive_file"))
-    return _Group(
-        path=folder,
-        limit_bytes=read_int(folder / "memory.max"),  # "max" is no number: no limit
-        high_bytes=read_int(folder / "memory.high"),
-        used_bytes=used,
-    )
-
-
-def _read_v1(folder: Path) -> _Group:
-    used = read_int(folder / "memory.usage_in_bytes")
-    if used is not None:
-        used = max(0, used - _stat(folder, "total_inactive_file"))
-    limit = read_int(folder / "memory.limit_in_bytes")
-    if limit is not None and limit >= V1_UNLIMITED_BYTES:
-        limit = None
-    return _Group(path=folder, limit_bytes=limit, high_bytes=None, used_bytes=used)
-
-
-def _stat(folder: Path, field: str) -> int:
-    for line in (read_text(folder / "memory.stat") or "").splitlines():
-        name, _, value = line.partition(" ")
-        if name == field and value.isdigit():
-            return int(value)
-    return 0

@@ -6,7 +6,7 @@ import json
 from collections.abc import Generator, Iterable, Iterator
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Self
+from typing import TYPE_CHECKING, Any, Self
 from urllib.parse import urlencode
 
 import msgspec
@@ -14,6 +14,9 @@ import msgspec
 from magnitude.config import Settings, parse_listen
 from magnitude.errors import MagnitudeError
 from magnitude.paths import Paths
+
+if TYPE_CHECKING:
+    import httpx
 
 # Where the system's service is reached: the socket unit's, and its own where that unit is not used.
 SYSTEM_SOCKETS = (Path("/run/magnitude/magnitude.sock"), Path("/run/magnitude/service/magnitude.sock"))
@@ -133,6 +136,10 @@ class ServiceClient:
         """The JSON at `path`."""
         return self._request("GET", path, None)
 
+    def text(self, path: str) -> str:
+        """What is at `path`, as it is."""
+        return str(self._answer("GET", path, None).text)
+
     def post(self, path: str, body: object) -> Any:
         """The JSON answer to `body`."""
         return self._request("POST", path, body)
@@ -167,6 +174,13 @@ class ServiceClient:
             raise _lost(self.address, error) from error
 
     def _request(self, method: str, path: str, body: object) -> Any:
+        response = self._answer(method, path, body)
+        try:
+            return response.json()
+        except ValueError as error:
+            raise ServiceRefused(response.status_code, f"{path} answered something that is not JSON") from error
+
+    def _answer(self, method: str, path: str, body: object) -> httpx.Response:
         import httpx
 
         try:
@@ -175,10 +189,7 @@ class ServiceClient:
             raise _lost(self.address, error) from error
         if response.status_code >= 400:
             raise refusal(response.status_code, response.content)
-        try:
-            return response.json()
-        except ValueError as error:
-            raise ServiceRefused(response.status_code, f"{path} answered something that is not JSON") from error
+        return response
 
 
 def _lost(address: Address, error: Exception) -> ServiceUnreachable:

@@ -63,6 +63,8 @@ def show(state: ServiceState, where: str) -> None:
         f"running {health.running}, waiting {health.queue_depth}"
     )
     console.print(f"memory: engine {size(state.engine_rss_bytes)}, service {size(state.service_rss_bytes)}")
+    if state.memory.step != "normal":
+        console.print(f"memory is short: step {state.memory.step}; {state.memory.reason}", style="red", markup=False)
     table = Table(box=None, pad_edge=False, header_style="bold")
     for heading in ("MODEL", "KIND", "WEIGHTS", "THREADS", "SLOTS", "CONTEXT", "KV", "KV IN USE", "STATE"):
         left = heading in ("MODEL", "KIND", "KV", "STATE")

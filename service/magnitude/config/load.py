@@ -18,6 +18,7 @@ from magnitude.config.address import parse_listen
 from magnitude.config.document import MapNode, Node, Place, Scalar, merge, parse, resolve_scalar
 from magnitude.config.settings import Settings
 from magnitude.errors import ConfigError
+from magnitude.governor.memory_ladder import wrong_thresholds
 from magnitude.paths import config_path
 
 # Values that name files: a relative one is relative to the file it stands in, wherever the service is started.
@@ -116,6 +117,13 @@ def _check(settings: Settings) -> None:
             f"server.api_keys has two keys with the name {twice!r}",
             hint="Give each key a name of its own: accounts and logs go by it",
             param="server.api_keys",
+        )
+    wrong = wrong_thresholds(settings.memory.thresholds_percent)
+    if wrong is not None:
+        raise ConfigError(
+            f"memory.thresholds_percent is {settings.memory.thresholds_percent}: {wrong}",
+            hint="Write for example [78, 82, 86, 90, 93, 96], or [] for the defaults",
+            param="memory.thresholds_percent",
         )
 
 

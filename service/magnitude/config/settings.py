@@ -11,7 +11,9 @@ from magnitude.config.agent import AgentSettings
 from magnitude.config.engine import EngineSettings
 from magnitude.config.kv import KvSettings
 from magnitude.config.log import LogSettings
+from magnitude.config.memory import MemorySettings
 from magnitude.config.models import ModelsSettings
+from magnitude.config.records import RecordsSettings
 from magnitude.config.schedule import ScheduleSettings
 from magnitude.config.server import ServerSettings
 
@@ -27,6 +29,10 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
         ModelsSettings()
     )
     kv: Annotated[KvSettings, Meta(description="The memory of conversations.")] = KvSettings()
+    memory: Annotated[MemorySettings, Meta(description="What is done when memory gets short.")] = MemorySettings()
     schedule: Annotated[ScheduleSettings, Meta(description="Who waits for whom.")] = ScheduleSettings()
+    records: Annotated[RecordsSettings, Meta(description="What is written down of tasks and failures.")] = (
+        RecordsSettings()
+    )
     log: Annotated[LogSettings, Meta(description="How much is logged, and in which shape.")] = LogSettings()
     agent: Annotated[AgentSettings | None, Meta(description="The agent run time; not active yet.")] = None

@@ -46,6 +46,7 @@ def main(arguments: list[str] | None = None) -> int:
         parser.error("the service starts the engine, not a person; to start the service: magnitude serve")
 
     process.die_with_parent()
+    process.go_first_for_memory()
     process.close_stdin()
     faulthandler.enable()  # SIGSEGV, SIGFPE, SIGABRT, SIGBUS, SIGILL: the stacks go to stderr
     faulthandler.register(process.STACKS_SIGNAL)

@@ -84,6 +84,11 @@ class EncoderBuffers:
     def block_bytes(self) -> int:
         return self._block.size_bytes
 
+    def trim(self) -> None:
+        """Give the block's memory back; the next run takes a new one, of which only what it touches is resident."""
+        self._bound.clear()
+        self._block = Block(self._block.size_bytes)
+
     def bound(self, rows: int, padded: int) -> BoundRun:
         """The binding of that shape: the same object, over the same memory, as long as it is in use."""
         found = self._bound.get((rows, padded))

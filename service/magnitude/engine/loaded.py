@@ -137,14 +137,15 @@ class LoadedModel:
         decoder, _ = self._decoder_parts()
         # Built at the first constrained request: most models never see one, and it costs time and memory.
         # The library is imported then, too: it is 3 MB of code.
-        if self._grammar_tokenizer is None:
+        tokenizer = self._grammar_tokenizer
+        if tokenizer is None:
             from magnitude.engine.grammar import GrammarTokenizer
 
-            self._grammar_tokenizer = GrammarTokenizer(
+            tokenizer = self._grammar_tokenizer = GrammarTokenizer(
                 self._tokenizer_text(), decoder.shape.vocab_size, self.description.special.eos
             )
             trim_heap()  # building leaves twice its own size behind (32 MB for 49,152 tokens)
-        return self._grammar_tokenizer.start(request.grammar, request.emitted)
+        return tokenizer.start(request.grammar, request.emitted)
 
     def take_slot(self, request: Generate) -> SlotState:
         """Make the slot of a request that passed `check` its own, with what can be reused."""
@@ -288,6 +289,13 @@ class LoadedModel:
         if self._decoder is not None:
             raise self._cannot("be called with plain tensors, because its KV cache lives in the service")
         return TensorJob(request, self._session, clock)
+
+    def trim(self) -> None:
+        """Drop what can be made again: bound shapes of an encoder with their memory, the tables of grammars (those
+        that running generations use stay until they are done)."""
+        self._grammar_tokenizer = None
+        if self._encoder is not None:
+            self._encoder.buffers.trim()
 
     def close(self) -> None:
         """Let go of session, bindings and mapping, in this order."""

@@ -41,6 +41,7 @@ from magnitude.engine.protocol import (
     Shutdown,
     Stats,
     ToEngine,
+    Trim,
     UnloadAdapter,
     UnloadModel,
 )
@@ -229,6 +230,8 @@ class EngineLoop:
                     self._measure(message)
                 case GetStats():
                     self._send(self._stats(message.request_id))
+                case Trim():
+                    self._trim()
                 case Drain():
                     self._closed = True
                     self._draining.append(message.request_id)
@@ -324,6 +327,13 @@ class EngineLoop:
             self._send(never_started(waiting.request, self._clock() - waiting.at_s))
         elif (job := self._work.remove(target)) is not None:
             self._send(job.cancel())
+
+    def _trim(self) -> None:
+        before_bytes = read_memory().anon_bytes
+        for model in self._models.values():
+            model.trim()
+        give_back_memory()
+        log.info("%.1f MB given back", (before_bytes - read_memory().anon_bytes) / 1e6)
 
     def _load(self, message: LoadModel, fd: int | None) -> None:
         name = message.model.name

@@ -213,6 +213,12 @@ class GetStats(Message, frozen=True, kw_only=True, tag="get_stats"):
     request_id: int
 
 
+class Trim(Message, frozen=True, kw_only=True, tag="trim"):
+    """Give back what is not needed: caches that can be filled again, freed heap. There is no answer."""
+
+    request_id: int
+
+
 class Drain(Message, frozen=True, kw_only=True, tag="drain"):
     """Finish what is open, take nothing new; answered by `Drained`."""
 
@@ -411,6 +417,7 @@ ToEngine = (
     | CancelRequest
     | Measure
     | GetStats
+    | Trim
     | Drain
     | Shutdown
 )

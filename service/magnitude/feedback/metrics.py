@@ -10,8 +10,10 @@ from collections.abc import Callable
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
 
 from magnitude.engine.protocol import PoolUse
+from magnitude.feedback.memory_metrics import MemoryCollector
 from magnitude.feedback.run_series import RunFigures
 from magnitude.feedback.schedule_metrics import RunCollector, ScheduleCollector
+from magnitude.governor.memory_state import MemoryState
 from magnitude.schedule.figures import ScheduleFigures
 
 # From a warm short prompt on a desktop (20 ms) to 4,000 tokens on a Pi 5 (about a minute).
@@ -130,6 +132,8 @@ class Metrics:
         on.register(self._runs)
         self._schedule = ScheduleCollector()
         on.register(self._schedule)
+        self._memory = MemoryCollector()
+        on.register(self._memory)
         self.engine_restarts = Gauge(
             "magnitude_engine_restarts", "Times the engine was started again since the service started.", registry=on
         )
@@ -175,6 +179,10 @@ class Metrics:
     def watch_schedule(self, figures: Callable[[], ScheduleFigures]) -> None:
         """Like `watch_memory`, for slots, prefixes and conversations."""
         self._schedule.source = figures
+
+    def watch_memory_steps(self, state: Callable[[], MemoryState]) -> None:
+        """Like `watch_memory`, for limits and the steps that are taken near them."""
+        self._memory.source = state
 
     def watch_runs(self, figures: Callable[[], list[RunFigures]]) -> None:
         """Like `watch_memory`, for graph runs by shape."""

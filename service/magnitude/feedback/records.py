@@ -2,14 +2,36 @@
 
 from __future__ import annotations
 
-from typing import Literal
+from collections import Counter
+from collections.abc import Callable, Iterable
+from typing import Literal, get_args
 
 import msgspec
 
+from magnitude.board.boot import Clocks, Stamp
 from magnitude.feedback.run_series import RunSeries
 from magnitude.feedback.running import RunningFigures
+from magnitude.feedback.situation import Situation
 
-Outcome = Literal["ok", "cancelled", "failed", "rejected"]
+Outcome = Literal["ok", "cancelled", "timed_out", "killed", "out_of_memory", "refused", "failed"]
+OUTCOMES: tuple[Outcome, ...] = get_args(Outcome)
+FAILURES: tuple[Outcome, ...] = ("timed_out", "killed", "out_of_memory", "refused", "failed")
+"""`timed_out`: not complete at its deadline; `killed`: lost with its engine; `refused`: nothing was computed, for
+want of room or because it brought engines down; `failed`: everything else that went wrong."""
+
+# Which error codes say more than that a task failed.
+_BY_CODE: dict[str, Outcome] = {
+    "deadline_exceeded": "timed_out",
+    "engine_gone": "killed",
+    "out_of_memory": "out_of_memory",
+    "memory_budget_exceeded": "out_of_memory",
+    "queue_full": "refused",
+    "engine_not_ready": "refused",
+    "request_quarantined": "refused",
+}
+# Old tasks of each series that the picture starts with: half of what a mean remembers, so that ten new tasks weigh
+# as much as all of the old ones.
+RESTORED_TASKS = 10
 
 
 class TaskRecord(msgspec.Struct, frozen=True, kw_only=True):
@@ -30,6 +52,20 @@ class TaskRecord(msgspec.Struct, frozen=True, kw_only=True):
     batch: float = 0.0
     drafted_tokens: int = 0
     accepted_tokens: int = 0
+    request: str = ""  # the id that the client and the log know it by
+
+
+class TaskRow(msgspec.Struct, frozen=True, kw_only=True):
+    """A task's record as it is kept: when it ended, and what it met."""
+
+    stamp: Stamp
+    task: TaskRecord
+    situation: Situation = Situation()
+
+
+def outcome_of(task: TaskRecord) -> Outcome:
+    """What became of a task, told apart by its error code where it only says that it failed."""
+    return _BY_CODE.get(task.code, "failed") if task.outcome == "failed" else task.outcome
 
 
 class TaskFigures(msgspec.Struct, frozen=True, kw_only=True):
@@ -63,36 +99,76 @@ class _Series:
         self.batch = RunningFigures()
         self.count = self.failed = self.cancelled = 0
 
+    def add(self, task: TaskRecord) -> None:
+        """A task that went well."""
+        self.queue.add(task.queue_s)
+        self.run.add(task.prefill_s + task.decode_s)
+        computed_tokens = task.prompt_tokens - task.cached_tokens
+        if task.prefill_s > 0 and computed_tokens > 0:
+            self.prefill_rate.add(computed_tokens / task.prefill_s)
+        if task.prompt_tokens:
+            self.cached.add(task.cached_tokens / task.prompt_tokens)
+        if task.drafted_tokens:
+            self.accepted.add(task.accepted_tokens / task.drafted_tokens)
+        if task.batch:
+            self.batch.add(task.batch)
+        # The first token is the prefill's; a rate needs the steps after it.
+        if task.decode_s > 0 and task.new_tokens > 1:
+            self.decode_rate.add((task.new_tokens - 1) / task.decode_s)
+
 
 class Feedback:
-    """Collects task records into running figures by (kind, model)."""
+    """Collects task records: into running figures by (kind, model), and to where they are kept.
 
-    def __init__(self) -> None:
+    `situation` tells what a task of that model met, `keep` takes each finished row; it must not block.
+    """
+
+    def __init__(
+        self,
+        *,
+        situation: Callable[[str], Situation] | None = None,
+        keep: Callable[[TaskRow], None] | None = None,
+        clocks: Clocks | None = None,
+    ) -> None:
         self.runs = RunSeries()
         self.generated_tokens = 0  # by all answers together, as they come
         self._series: dict[tuple[str, str], _Series] = {}
+        self._situation = situation
+        self._keep = keep
+        self._clocks = clocks or Clocks()
 
     def record(self, task: TaskRecord) -> None:
+        task = msgspec.structs.replace(task, outcome=outcome_of(task))
         series = self._series.setdefault((task.kind, task.model), _Series())
         series.count += 1
-        series.failed += task.outcome in {"failed", "rejected"}
+        series.failed += task.outcome in FAILURES
         series.cancelled += task.outcome == "cancelled"
-        if task.outcome != "ok":
-            return
-        series.queue.add(task.queue_s)
-        series.run.add(task.prefill_s + task.decode_s)
-        computed_tokens = task.prompt_tokens - task.cached_tokens
-        if task.prefill_s > 0 and computed_tokens > 0:
-            series.prefill_rate.add(computed_tokens / task.prefill_s)
-        if task.prompt_tokens:
-            series.cached.add(task.cached_tokens / task.prompt_tokens)
-        if task.drafted_tokens:
-            series.accepted.add(task.accepted_tokens / task.drafted_tokens)
-        if task.batch:
-            series.batch.add(task.batch)
-        # The first token is the prefill's; a rate needs the steps after it.
-        if task.decode_s > 0 and task.new_tokens > 1:
-            series.decode_rate.add((task.new_tokens - 1) / task.decode_s)
+        if task.outcome == "ok":
+            series.add(task)
+        if self._keep is not None:
+            situation = self._situation(task.model) if self._situation is not None else Situation()
+            self._keep(TaskRow(stamp=self._clocks.now(), task=task, situation=situation))
+
+    def restore(self, rows: Iterable[TaskRow], plan_of: Callable[[str], str]) -> int:
+        """Start the picture with what went well before, as far as it was computed in the same way; the number of
+        tasks taken. `rows`: the newest first; `plan_of`: the id of a model's plan, "" for a model that is not served.
+
+        Series that have begun are left alone, and counters count this run only.
+        """
+        taken: dict[tuple[str, str], list[TaskRecord]] = {}
+        counts: Counter[tuple[str, str]] = Counter()
+        for row in rows:
+            key, plan = (row.task.kind, row.task.model), row.situation.plan
+            if row.task.outcome != "ok" or plan is None or plan.plan_id != plan_of(row.task.model):
+                continue
+            if counts[key] < RESTORED_TASKS and key not in self._series:
+                counts[key] += 1
+                taken.setdefault(key, []).append(row.task)
+        for known, tasks in taken.items():
+            series = self._series.setdefault(known, _Series())
+            for task in reversed(tasks):
+                series.add(task)
+        return counts.total()
 
     def figures(self) -> dict[str, TaskFigures]:
         """Figures by "kind model"."""

@@ -14,6 +14,7 @@ from starlette.routing import Route
 
 from magnitude.config import Settings
 from magnitude.feedback.metrics import Metrics
+from magnitude.feedback.record_store import RecordStore
 from magnitude.intake import health, open_inference
 from magnitude.intake.chat import chat_completions
 from magnitude.intake.completions import completions
@@ -25,6 +26,7 @@ from magnitude.intake.kv import KeptKv
 from magnitude.intake.live import LiveSettings
 from magnitude.intake.models import list_models, show_model
 from magnitude.intake.pipeline import pipeline
+from magnitude.intake.records import records as list_records
 from magnitude.intake.recycle import recycle
 from magnitude.intake.reload import reload_configuration
 from magnitude.intake.rerank import rerank
@@ -45,6 +47,7 @@ ROUTES = [
     Route("/version", health.version, methods=["GET"]),
     Route("/metrics", health.metrics, methods=["GET"]),
     Route("/v1/magnitude/state", health.state, methods=["GET"]),
+    Route("/v1/magnitude/records", list_records, methods=["GET"]),
     Route("/v1/magnitude/reload", reload_configuration, methods=["POST"]),
     Route("/v1/magnitude/pipeline", pipeline, methods=["POST"]),
     Route("/v1/magnitude/reserve", Reserve),
@@ -65,10 +68,12 @@ def build_app(
     *,
     texts: TextCatalogue,
     metrics: Metrics,
+    records: RecordStore | None = None,
     clock: Callable[[], float] = time.monotonic,
     wall_clock: Callable[[], float] = time.time,
 ) -> Starlette:
-    """The application over `inference`. `clock` is for durations, `wall_clock` for the `created` of answers."""
+    """The application over `inference`. `clock` is for durations, `wall_clock` for the `created` of answers.
+    `records` None: none are kept."""
     live = settings if isinstance(settings, LiveSettings) else LiveSettings(settings)
     app = Starlette(
         routes=ROUTES,
@@ -83,6 +88,7 @@ def build_app(
         live=live,
         texts=texts,
         metrics=metrics,
+        records=records,
         clock=clock,
         wall_clock=wall_clock,
     )

@@ -12,6 +12,7 @@ from starlette.requests import Request
 from magnitude.config import Settings
 from magnitude.errors import ModelNotFound, RequestError
 from magnitude.feedback.metrics import Metrics
+from magnitude.feedback.record_store import RecordStore
 from magnitude.intake.auth import Principal
 from magnitude.intake.live import LiveSettings
 from magnitude.models.description import Kind, ModelDescription
@@ -35,6 +36,7 @@ class Context(msgspec.Struct, frozen=True, kw_only=True):
     live: LiveSettings
     texts: TextCatalogue
     metrics: Metrics
+    records: RecordStore | None
     clock: Callable[[], float]
     wall_clock: Callable[[], float]
 

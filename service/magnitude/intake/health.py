@@ -28,6 +28,7 @@ async def readyz(request: Request) -> Response:
         "queue_depth": health.queue_depth,
         "running": health.running,
         "engine_restarts": health.engine_restarts,
+        "persistence": health.persistence,
     }
     return json_reply(body, None if health.ready else {"Retry-After": "1"}, status=200 if health.ready else 503)
 

@@ -78,6 +78,7 @@ def openapi_document() -> dict[str, Any]:
             "/version": _get("Name and version"),
             "/metrics": _get("Numbers for Prometheus"),
             "/v1/magnitude/state": _get("What runs, how, and with which figures"),
+            "/v1/magnitude/records": _get("What became of the last tasks"),
             "/v1/magnitude/reload": {
                 "post": {"summary": "Read the configuration again", "responses": _responses()},
             },

@@ -57,6 +57,16 @@ def account_bytes(free_bytes: int) -> int:
     return max(0, free_bytes - reserve(free_bytes) - ENGINE_BYTES - SERVICE_BYTES)
 
 
+def pool_refusal(pool_bytes: int, available_bytes: int) -> str | None:
+    """Why a pool (KV and activations of one model) of `pool_bytes` is not to be had of `available_bytes`, or None."""
+    if pool_bytes <= POOL_SHARE * available_bytes:
+        return None
+    return (
+        f"its KV and activations need {pool_bytes / 1e6:.0f} MB, which is more than {POOL_SHARE:.0%} of the "
+        f"{available_bytes / 1e6:.0f} MB there are"
+    )
+
+
 def fit_to_memory(
     strategy: Strategy, model: ModelDescription, available_bytes: int, *, pool_bytes: int | None = None
 ) -> Strategy:

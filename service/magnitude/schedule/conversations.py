@@ -233,6 +233,26 @@ class Conversations:
         table.evict_all()
         self._clean(self._plans[model])
 
+    async def shrink(self, share: float) -> None:
+        """Memory is short: save idle conversations, as many as the policy allows, and keep all KV within `share` of
+        what it holds now, but room for one of full length. From 1 on: as planned, without saving."""
+        if share < 1:
+            try:
+                await self._look(at_stop=True)
+            except Exception:
+                log.exception("idle conversations could not be saved when memory was short")
+        for plan in self._plans.values():
+            if plan.table is None or plan.kv is None:
+                continue
+            budget_bytes = plan.kv_budget_bytes
+            if share < 1:
+                one_bytes = plan.strategy.context_length * token_bytes(plan.kv.layout)
+                held_bytes = min(budget_bytes, plan.table.figures().resident_bytes)
+                budget_bytes = min(budget_bytes, max(one_bytes, int(share * held_bytes)))
+            plan.table.set_budget(budget_bytes, self._clock())
+            self._clean(plan)
+        self._changed()
+
     async def _find_saved(self) -> None:
         if self._files is None:
             return

@@ -21,6 +21,7 @@ from magnitude.engine.client import EngineLink
 from magnitude.engine.protocol import Failed, Finished, PrefillProgress, Tensor, TensorInfo, ToService
 from magnitude.errors import EngineNotReady, MagnitudeError, Quarantined
 from magnitude.feedback.records import Feedback, TaskRecord
+from magnitude.governor.memory_state import MemoryState
 from magnitude.models.description import ModelDescription
 from magnitude.schedule.admission import Admission
 from magnitude.schedule.arrivals import Arrivals
@@ -56,10 +57,12 @@ from magnitude.schedule.inference import (
     ServiceState,
     VectorsResult,
 )
+from magnitude.schedule.long_prompts import LongPrompts
 from magnitude.schedule.open_generation import OpenGeneration
 from magnitude.schedule.open_tasks import OpenTask, fingerprint
 from magnitude.schedule.plan import ModelPlan
 from magnitude.schedule.quarantine import Progress, Quarantine
+from magnitude.schedule.refusals import Refusals
 from magnitude.schedule.report import EngineView, figures_of, health_of, state_of
 from magnitude.schedule.residency import State
 from magnitude.schedule.runs import Runs
@@ -80,8 +83,8 @@ RECYCLE_WITHIN_S = 60.0
 
 class Dispatcher:
     """Requests in, results out, over one engine. `plans` is in order: the first decoder is the default. `left_out`
-    says by name why a model has no plan. `on_loss` is told of each engine that was lost, the tasks that it held, and
-    which of them is refused for it.
+    says by name why a model has no plan, `storage_off` why something is not kept. `on_loss` is told of each engine
+    that was lost, the tasks that it held, and which of them is refused for it.
 
     Until `use` names a switch, all models are taken for loaded while the engine is up.
     """
@@ -98,6 +101,7 @@ class Dispatcher:
         kv: KvSettings | None = None,
         files: SlotFiles | None = None,
         left_out: Mapping[str, MagnitudeError] | None = None,
+        storage_off: Callable[[], Sequence[str]] = list,
         on_loss: Callable[[EngineLoss, list[OpenTask], int | None], None] = lambda loss, tasks, refused: None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
@@ -115,6 +119,7 @@ class Dispatcher:
         self._switch: ModelSwitch | None = None
         self._demand = DemandTeller(self.models_served.by_name, self._demands, self._tell_demand)
         self._arrivals = Arrivals(max_queue, self._demand.changed)
+        self._refusals = Refusals(feedback)
         self._runs = Runs(
             self.models_served,
             present=self._present,
@@ -123,6 +128,7 @@ class Dispatcher:
             withdraw=self._withdraw,
             next_id=self.next_id,
             busy=self._generates,
+            refusals=self._refusals,
             settings=schedule,
             max_queue=max_queue,
             clock=clock,
@@ -131,11 +137,14 @@ class Dispatcher:
             max_queue=max_queue, places=self, aging_s=schedule.aging_s, utilisation=schedule.utilisation
         )
         self._feedback = feedback
+        self._storage_off = storage_off
         self._engine = engine
         self._clock = clock
         self._started_s = clock()
         self._ids = itertools.count(1)
+        self.memory_state: Callable[[], MemoryState] = MemoryState  # as others see it
         self._compute_slots: dict[str, int] = {}
+        self.long_prompts = LongPrompts()
         self._quarantine = Quarantine()
         self._suspects: dict[int, Progress] = {}  # how far they were when their engine was lost
         self._on_loss = on_loss
@@ -225,6 +234,22 @@ class Dispatcher:
             task.withdraw()
         self._arrivals.refuse(model, error)
 
+    # --- when memory is short ---
+
+    def trim(self) -> None:
+        """Have the engine give back what it does not need."""
+        self._execution.trim(self.next_id())
+
+    def shed(self, error: MagnitudeError) -> None:
+        """Fail all that waits, and all that runs but for the generation that has run longest."""
+        running = [task for task in self._open.values() if not waits(task)]
+        kept = next((task for task in running if isinstance(task, OpenGeneration)), None)
+        for task in [task for task in self._open.values() if task is not kept]:
+            task.fail(copy.copy(error))
+            task.withdraw()
+        for model in self._arrivals.models():
+            self._arrivals.refuse(model, error)
+
     # --- settings that may change while it runs ---
 
     def tune(self, *, aliases: Mapping[str, str], max_queue: int, schedule: ScheduleSettings, kv: KvSettings) -> None:
@@ -268,10 +293,14 @@ class Dispatcher:
         return plan.signature
 
     async def generate(self, task: GenerationTask) -> OpenGeneration:
-        plan = self.models_served.usable(task.model, ("decoder",), "generate text")
+        with self._refusals.recorded(
+            "generate", task.model, len(task.prompt), task=task.task, request=task.request_key
+        ):
+            plan = self.models_served.usable(task.model, ("decoder",), "generate text")
         adapter = self.models_served.resolve(task.model)[1]
         task = msgspec.structs.replace(task, model=plan.description.name, adapter=adapter)
         known = self.conversations.known(plan, task)
+        self.long_prompts.check(len(task.prompt) - known.tokens)
         generation = OpenGeneration(
             self.next_id(),
             task,
@@ -384,12 +413,19 @@ class Dispatcher:
             waiting=self.waiting,
             running=self.running,
             uptime_s=self._clock() - self._started_s,
+            storage_off=self._storage_off(),
         )
 
     def state(self) -> ServiceState:
         residency = {name: self._residency(plan) for name, plan in self.models_served.by_name.items()}
         return state_of(
-            self.plans(), self._engine, self.health(), self._feedback, self.figures(), residency=residency
+            self.plans(),
+            self._engine,
+            self.health(),
+            self._feedback,
+            self.figures(),
+            residency=residency,
+            memory=self.memory_state(),
         )
 
     def figures(self) -> ScheduleFigures:
@@ -465,10 +501,12 @@ class Dispatcher:
 
     def _submit(self, task: OpenTask, submit: Submit) -> None:
         if self._quarantine.active and self._quarantine.knows(fingerprint(task.first_message()), self._clock()):
-            raise Quarantined(
+            error = Quarantined(
                 "this request has ended the engine before, twice; it is not tried again",
                 hint="Change the request, or try another model; 'magnitude failures' shows what happened",
             )
+            task.fail(error)
+            raise error
         self._open[task.request_id] = task
         refused = self._decide(submit, newcomer=task.request_id)
         if refused is not None:

@@ -8,7 +8,7 @@ from collections import Counter
 from collections.abc import Callable
 
 from magnitude.engine.client import EngineLink
-from magnitude.engine.protocol import CancelRequest, Message
+from magnitude.engine.protocol import CancelRequest, Message, Trim
 from magnitude.errors import DeadlineExceeded, EngineError, MagnitudeError, Overloaded
 from magnitude.schedule.conversations import Conversations
 from magnitude.schedule.events import Dropped, Effect, Expire, Interrupt, Lost, Pause, Reject, Start
@@ -45,6 +45,10 @@ class Execution:
 
     def engine_down(self) -> None:
         self._link = None
+
+    def trim(self, request_id: int) -> None:
+        """Ask the engine, if there is one, to give back what it does not need."""
+        self._send(Trim(request_id=request_id))
 
     async def close(self) -> None:
         """Returns when no saved copy is being read any more."""

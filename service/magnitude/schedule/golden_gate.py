@@ -43,6 +43,11 @@ class GoldenGate:
         self._file = StateFile(state_folder / "golden.json", Verdicts, schema=VERDICTS_SCHEMA)
         self._passed = list(self._file.load(Verdicts).passed)
 
+    @property
+    def off(self) -> str:
+        """Why verdicts are not kept; empty while they are."""
+        return self._file.off
+
     async def admit(
         self,
         plan: ModelPlan,

@@ -21,6 +21,7 @@ from magnitude.engine.protocol import (
 )
 from magnitude.feedback.records import TaskFigures
 from magnitude.feedback.run_series import RunFigures
+from magnitude.governor.memory_state import MemoryState
 from magnitude.models.description import ModelDescription
 from magnitude.schedule.figures import ScheduleFigures
 
@@ -133,7 +134,7 @@ class Reservation(msgspec.Struct, frozen=True, kw_only=True):
 
 class ServiceHealth(msgspec.Struct, frozen=True, kw_only=True):
     """`live`: the loop turns. `ready`: every model that should serve can. `reasons`: why not, or what is
-    degraded, in words."""
+    degraded, in words. `persistence` is off while any of what should outlast a restart cannot be written."""
 
     live: bool
     ready: bool
@@ -143,6 +144,7 @@ class ServiceHealth(msgspec.Struct, frozen=True, kw_only=True):
     queue_depth: int
     running: int
     uptime_s: float
+    persistence: Literal["on", "off"] = "on"
 
 
 class ModelState(msgspec.Struct, frozen=True, kw_only=True):
@@ -182,6 +184,7 @@ class ServiceState(msgspec.Struct, frozen=True, kw_only=True):
     engine_last_loss: str = ""  # how the last one ended, of whatever kind
     spare_engine_pid: int | None = None
     runs: list[RunFigures] = []  # what graph runs take, by shape
+    memory: MemoryState = MemoryState()
 
 
 class Recycled(msgspec.Struct, frozen=True, kw_only=True):

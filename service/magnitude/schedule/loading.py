@@ -21,6 +21,7 @@ from magnitude.engine.protocol import (
     UnloadModel,
 )
 from magnitude.errors import EngineError, MagnitudeError, ModelError
+from magnitude.log import ORDINARY_BURST
 from magnitude.models.description import ModelDescription
 from magnitude.schedule.dispatcher import Dispatcher
 from magnitude.schedule.engine_errors import error_from
@@ -139,7 +140,8 @@ class ModelLoader:
         if isinstance(answer, Failed):  # it was not loaded, so that it is gone all the same
             log.warning("model was not unloaded", extra={"fields": fields | {"reason": answer.message}})
         else:
-            log.info("model unloaded", extra={"fields": fields})
+            cause = f"model unloaded {plan.description.name}"
+            log.info("model unloaded", extra={"cause": cause, "burst": ORDINARY_BURST, "fields": fields})
 
     async def bring_up(self, link: EngineLink, plan: ModelPlan) -> MagnitudeError | None:
         """Why the model may not serve, or None when it is loaded and has proved itself.
@@ -238,6 +240,8 @@ class ModelLoader:
                 log.info(
                     "model loaded",
                     extra={
+                        "cause": f"model loaded {name}",
+                        "burst": ORDINARY_BURST,
                         "fields": {
                             "model": name,
                             "load_s": round(answer.load_s, 3),
@@ -245,7 +249,7 @@ class ModelLoader:
                             "threads": plan.strategy.threads,
                             "slots": plan.strategy.slots,
                             "context": plan.strategy.context_length,
-                        }
+                        },
                     },
                 )
                 return None

@@ -26,6 +26,7 @@ from magnitude.schedule.residency import (
     Loaded,
     LoadFailed,
     MemoryChanged,
+    MemoryWanted,
     ModelNeed,
     Refuse,
     Residency,
@@ -109,6 +110,10 @@ class ModelSwitch:
     def memory_changed(self, budget_bytes: int) -> None:
         """All models together may take `budget_bytes` from now on."""
         self._feed(MemoryChanged(budget_bytes))
+
+    def memory_wanted(self) -> None:
+        """Memory is short: unload what is neither pinned nor in use."""
+        self._feed(MemoryWanted())
 
     def keep_alive(self, keep_alive_s: float) -> None:
         """Models that are not pinned leave memory after so long unused from now on."""

@@ -295,4 +295,5 @@ class OpenGeneration(OpenTask):
             batch=self.spent.mean_batch,
             drafted_tokens=self.spent.drafted_tokens,
             accepted_tokens=self.spent.accepted_tokens,
+            request=self.task.request_key,
         )

@@ -26,7 +26,8 @@ class ModelPlan:
     `graph_file` is the one in use.
 
     A decoder has KV memory, a table of what lies in its slots, and one slot beyond them (`scratch_slot`) for what
-    runs before it serves. `compute_slots` generations run at once: the knee of its throughput, once that is measured.
+    runs before it serves. All slots together may take `kv_budget_bytes`. `compute_slots` generations run at once: the
+    knee of its throughput, once that is measured.
     """
 
     def __init__(
@@ -52,15 +53,18 @@ class ModelPlan:
         self.verifies_exactly = False  # until it is measured
         self.kv: KvMemory | None = None
         self.table: SlotTable | None = None
+        self.kv_budget_bytes = 0
         if description.decoder is not None:
             token_bytes = description.decoder.kv_bytes_per_token()
+            full_bytes = strategy.slots * strategy.context_length * token_bytes
+            self.kv_budget_bytes = strategy.kv_budget_bytes or full_bytes
             layout = KvLayout.of(description.decoder, slots=strategy.slots + 1, max_len=strategy.context_length)
             self.kv = KvMemory(description.name, layout)
             self.table = SlotTable(
                 slots=strategy.slots,
                 max_len=strategy.context_length,
                 bytes_per_token=token_bytes,
-                budget_bytes=strategy.kv_budget_bytes or strategy.slots * strategy.context_length * token_bytes,
+                budget_bytes=self.kv_budget_bytes,
                 share_prefixes=share_prefixes,
                 # A head's positions lie page by page.
                 granule_tokens=max(1, mmap.PAGESIZE // (layout.head_dim * KV_ITEM_BYTES[layout.kv_type])),

@@ -9,7 +9,8 @@ from magnitude.config import Settings
 from magnitude.errors import BudgetExceeded
 from magnitude.models.adapters import with_adapters
 from magnitude.models.description import ModelDescription
-from magnitude.policy.fitting import account_bytes, fit_each, fit_together
+from magnitude.policy import fitting
+from magnitude.policy.fitting import account_bytes, fit_each, fit_together, pool_refusal
 from magnitude.policy.selection import Selection
 from magnitude.policy.strategy import BoardFacts, Strategy, default_strategy
 from magnitude.schedule.model_switch import need_of
@@ -74,3 +75,8 @@ def _report_cut(model: ModelDescription, wished: Strategy, got: Strategy, free_b
             "free_mb": free_bytes // 1_000_000,
         }
         log.warning("context shortened to fit the memory", extra={"fields": fields})
+    if got.kv_budget_bytes < wished.kv_budget_bytes:
+        reason = pool_refusal(fitting.need_of(model, wished).pool_bytes, account_bytes(free_bytes))
+        sizes = {"wished_mb": wished.kv_budget_bytes // 1_000_000, "kv_mb": got.kv_budget_bytes // 1_000_000}
+        fields = {"model": model.name, **sizes, "reason": reason or "the rest of the memory is taken"}
+        log.warning("KV cut to fit the memory", extra={"fields": fields})

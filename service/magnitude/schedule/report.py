@@ -10,6 +10,7 @@ import psutil
 from magnitude import __version__
 from magnitude.engine.protocol import Heartbeat
 from magnitude.feedback.records import Feedback
+from magnitude.governor.memory_state import MemoryState
 from magnitude.schedule.figures import ModelFigures, ScheduleFigures
 from magnitude.schedule.inference import ModelState, ServiceHealth, ServiceState
 from magnitude.schedule.plan import ModelPlan
@@ -20,6 +21,8 @@ from magnitude.supervise.lifecycle import MANY_LOSSES, RECENT_S, EngineLifecycle
 if TYPE_CHECKING:
     from magnitude.schedule.conversations import Conversations
     from magnitude.schedule.served_models import ServedModels
+
+NO_MEMORY = MemoryState()  # nobody watches it
 
 
 class EngineView(Protocol):
@@ -47,11 +50,19 @@ class EngineView(Protocol):
 
 
 def health_of(
-    plans: Sequence[ModelPlan], engine: EngineView, *, waiting: int, running: int, uptime_s: float
+    plans: Sequence[ModelPlan],
+    engine: EngineView,
+    *,
+    waiting: int,
+    running: int,
+    uptime_s: float,
+    storage_off: Sequence[str] = (),
 ) -> ServiceHealth:
     """Ready when the engine is up and every model that is loaded at start can serve. A model on its fallback graph is
     ready, and told among the reasons; so is one that could not be loaded on demand. One that nobody asks for and
-    that is not loaded therefore is no fault. An engine that is lost again and again is told as well."""
+    that is not loaded therefore is no fault. An engine that is lost again and again is told as well, and by
+    `storage_off` what is not kept: no fault of what serves.
+    """
     lifecycle = engine.lifecycle
     failed = [plan for plan in plans if plan.failure]
     reasons = [f"{plan.description.name}: {plan.failure}" for plan in failed if plan.stay != "on_demand"]
@@ -67,12 +78,13 @@ def health_of(
     return ServiceHealth(
         live=True,
         ready=not reasons,
-        reasons=reasons + spared + degraded,
+        reasons=reasons + spared + degraded + list(storage_off),
         engine_pid=engine.pid,
         engine_restarts=lifecycle.restarts,
         queue_depth=waiting,
         running=running,
         uptime_s=uptime_s,
+        persistence="off" if storage_off else "on",
     )
 
 
@@ -84,6 +96,7 @@ def state_of(
     schedule: ScheduleFigures,
     *,
     residency: Mapping[str, State],
+    memory: MemoryState = NO_MEMORY,
 ) -> ServiceState:
     heartbeat = engine.heartbeat
     return ServiceState(
@@ -102,6 +115,7 @@ def state_of(
         figures=feedback.figures(),
         schedule=schedule,
         runs=feedback.runs.figures(),
+        memory=memory,
     )
 
 

@@ -19,7 +19,7 @@ from typing import Literal
 
 import msgspec
 
-from magnitude.policy.fitting import POOL_SHARE, Need
+from magnitude.policy.fitting import Need, pool_refusal
 
 State = Literal["absent", "loading", "loaded", "unloading"]
 
@@ -36,6 +36,8 @@ STAY_MOST_S = 60.0
 BACKOFF_FIRST_S = 1.0
 BACKOFF_MOST_S = 300.0
 TRIES_WAITED = 3
+# When a model may be asked for again that has no room because memory is short: about as long as that lasts at least.
+SHORT_RETRY_S = 60.0
 
 
 class ModelNeed(Need, frozen=True, kw_only=True):
@@ -96,11 +98,15 @@ class MemoryChanged(msgspec.Struct, frozen=True):
     budget_bytes: int
 
 
+class MemoryWanted(msgspec.Struct, frozen=True):
+    """Memory is short: what is neither pinned nor in use leaves now. It is loaded again when it is asked for."""
+
+
 class Tick(msgspec.Struct, frozen=True):
     """Time has passed; wanted at `next_wake_s`."""
 
 
-Event = Wanted | InUse | Loaded | LoadFailed | Unloaded | EngineUp | EngineDown | MemoryChanged | Tick
+Event = Wanted | InUse | Loaded | LoadFailed | Unloaded | EngineUp | EngineDown | MemoryChanged | MemoryWanted | Tick
 
 
 class Load(msgspec.Struct, frozen=True):
@@ -158,7 +164,7 @@ class Residency:
 
     def __init__(self, needs: Iterable[ModelNeed], *, budget_bytes: int, keep_alive_s: float) -> None:
         self._models = {need.name: _Model(need) for need in needs}
-        self._budget_bytes = budget_bytes
+        self._budget_bytes = self._planned_bytes = budget_bytes
         self.keep_alive_s = keep_alive_s
         self._up = False
         self._leaving: set[str] = set()  # to make room as soon as their requests are done
@@ -183,14 +189,11 @@ class Residency:
         """Taken by all that is loaded, and by what is coming or going."""
         return sum(model.need.total_bytes for model in self._models.values() if model.resident)
 
-    def refusal(self, need: ModelNeed) -> str | None:
-        """Why `need` can never be met within the present memory, or None."""
-        budget = self._budget_bytes
-        if need.pool_bytes > POOL_SHARE * budget:
-            return (
-                f"its KV and activations need {_mb(need.pool_bytes)}, which is more than {POOL_SHARE:.0%} of the "
-                f"{_mb(budget)} there are"
-            )
+    def refusal(self, need: ModelNeed, budget_bytes: int | None = None) -> str | None:
+        """Why `need` can never be met within `budget_bytes` (None: the present memory), or None."""
+        budget = self._budget_bytes if budget_bytes is None else budget_bytes
+        if (reason := pool_refusal(need.pool_bytes, budget)) is not None:
+            return reason
         fixed = self._pinned_bytes(need)
         if fixed + need.total_bytes > budget:
             beside = f" beside the {_mb(fixed)} of pinned models" if fixed else ""
@@ -239,6 +242,9 @@ class Residency:
                 self._engine_down(now_s)
             case MemoryChanged(budget_bytes):
                 self._budget_bytes = budget_bytes
+            case MemoryWanted() if self._up:
+                idle = [m for m in self._models.values() if m.state == "loaded" and not m.need.pinned and not m.busy]
+                return self._unload(idle) + self._decide(now_s)
             case _:
                 pass
         return refused + self._decide(now_s)
@@ -311,7 +317,9 @@ class Residency:
     def _refusal_now(self, model: _Model, now_s: float) -> Refuse | None:
         impossible = self.refusal(model.need)
         if impossible is not None:
-            return Refuse(model.need.name, impossible)
+            # What fits by the plan has no room only as long as memory is short.
+            passes = self.refusal(model.need, self._planned_bytes) is None
+            return Refuse(model.need.name, impossible, SHORT_RETRY_S if passes else None)
         if model.hopeless:
             return Refuse(model.need.name, model.failure)
         if model.failures >= TRIES_WAITED and now_s < model.retry_at_s:

@@ -21,6 +21,7 @@ from magnitude.schedule.encode_gate import EncodeGate
 from magnitude.schedule.events import Submit
 from magnitude.schedule.inference import Deadline, Priority, RankedResult, VectorsResult
 from magnitude.schedule.open_tasks import Close, OpenRun, OpenTask, unexpected
+from magnitude.schedule.refusals import Refusals
 from magnitude.schedule.served_models import ServedModels
 
 T = TypeVar("T")
@@ -40,6 +41,7 @@ class Runs:
         withdraw: Callable[[int], None],
         next_id: Callable[[], int],
         busy: Callable[[], bool],
+        refusals: Refusals,
         settings: ScheduleSettings,
         max_queue: int,
         clock: Callable[[], float] = time.monotonic,
@@ -51,6 +53,7 @@ class Runs:
         self._withdraw = withdraw
         self._next_id = next_id
         self._clock = clock
+        self._refusals = refusals
         self.gate = EncodeGate(
             self._encode,
             limits=_limits(settings, max_queue),
@@ -73,8 +76,10 @@ class Runs:
         deadline: Deadline | None,
         client: str,
     ) -> VectorsResult:
-        plan = self._models.usable(model, ("embedder", "reranker"), "encode text")
-        return await self._within(deadline, self._gather(plan.description, inputs, token_types, priority, client))
+        # Texts of several requests are one open task; what refuses one request alone is told here.
+        with self._refusals.recorded("embed", model, sum(map(len, inputs)), task="embed"):
+            plan = self._models.usable(model, ("embedder", "reranker"), "encode text")
+            return await self._within(deadline, self._gather(plan.description, inputs, token_types, priority, client))
 
     async def embed_and_rank(
         self,
@@ -87,7 +92,8 @@ class Runs:
         deadline: Deadline | None,
         client: str,
     ) -> RankedResult:
-        plan = self._models.usable(model, ("embedder",), "rank documents")
+        with self._refusals.recorded("embed", model, len(query) + sum(map(len, documents)), task="rank"):
+            plan = self._models.usable(model, ("embedder",), "rank documents")
         message = EmbedAndRank(
             request_id=self._next_id(), model=plan.description.name, query=query, documents=documents, top_k=top_k
         )
@@ -109,7 +115,8 @@ class Runs:
         deadline: Deadline | None,
         client: str,
     ) -> list[Tensor]:
-        plan = self._models.usable(model, ("tensors", "embedder", "reranker"), "take plain tensors")
+        with self._refusals.recorded("infer", model, 0, task="infer"):
+            plan = self._models.usable(model, ("tensors", "embedder", "reranker"), "take plain tensors")
         message = InferTensors(
             request_id=self._next_id(), model=plan.description.name, inputs=inputs, outputs=outputs
         )

@@ -26,7 +26,8 @@ from typing import BinaryIO
 
 import msgspec
 
-from magnitude.board.roots import HostRoots, read_text
+from magnitude.board.boot import read_boot_id, same_boot
+from magnitude.board.roots import HostRoots
 from magnitude.engine.slot_header import SlotState
 from magnitude.errors import MagnitudeError
 from magnitude.schedule.kv_memory import KvMemory
@@ -77,7 +78,7 @@ class SlotFiles:
     ) -> None:
         self.folder = folder
         self.off = ""
-        self._boot_id = read_text((roots or HostRoots()).proc / "sys/kernel/random/boot_id") or "unknown"
+        self._boot_id = read_boot_id(roots)
         self._clock = clock
         self._wall_clock = wall_clock
         self._sync = sync
@@ -123,7 +124,7 @@ class SlotFiles:
         now_s = self._clock()
         used_s = self._used_s.get(saved.saved_id)
         if used_s is None:
-            used_s = saved.saved_at_s if saved.boot_id == self._boot_id else 0.0
+            used_s = saved.saved_at_s if same_boot(saved.boot_id, self._boot_id) else 0.0
         return max(0.0, now_s - used_s)
 
     def written_bytes(self, within_s: float) -> int:
@@ -132,7 +133,7 @@ class SlotFiles:
         return sum(
             saved.size_bytes
             for saved in self.saved()
-            if saved.boot_id == self._boot_id and 0 <= now_s - saved.saved_at_s < within_s
+            if same_boot(saved.boot_id, self._boot_id) and 0 <= now_s - saved.saved_at_s < within_s
         )
 
     def save(self, kv: KvMemory, slot: int, scope: Scope, ids: Sequence[int], conversation: str) -> SavedSlot:

@@ -10,6 +10,7 @@ from pathlib import Path
 import msgspec
 
 from magnitude.engine.protocol import Failed, Measure, Measured
+from magnitude.log import ORDINARY_BURST
 from magnitude.persist import StateFile
 from magnitude.policy.knee import knee
 from magnitude.schedule.fresh_engine import FreshEngine
@@ -43,6 +44,11 @@ class Throughput:
         self._file = StateFile(state_folder / "throughput.json", Measurements, schema=SCHEMA)
         loaded = self._file.load(Measurements)
         self._known, self._exact = dict(loaded.step_s), dict(loaded.verifies_exactly)
+
+    @property
+    def off(self) -> str:
+        """Why measurements are not kept; empty while they are."""
+        return self._file.off
 
     async def measure(
         self, plan: ModelPlan, engine: FreshEngine, *, ort_version: str, cpu_features: tuple[str, ...]
@@ -82,7 +88,8 @@ class Throughput:
         rates = {f"tokens_per_s_of_{rows}": round(rows / seconds) for rows, seconds in step_s.items() if seconds}
         drafts = "exact" if plan.verifies_exactly else "inexact"
         fields = {"model": plan.description.name, "slots": plan.compute_slots, "drafts": drafts, **rates}
-        log.info("compute slots", extra={"fields": fields})
+        cause = f"compute slots {plan.description.name}"
+        log.info("compute slots", extra={"cause": cause, "burst": ORDINARY_BURST, "fields": fields})
 
 
 def _key(plan: ModelPlan, ort_version: str, cpu_features: tuple[str, ...]) -> str:

@@ -14,6 +14,7 @@ from typing import Any
 
 from magnitude.engine.client import EngineLink
 from magnitude.engine.protocol import PROTOCOL_VERSION, Heartbeat, Hello, Shutdown, ToService
+from magnitude.log import ORDINARY_BURST
 from magnitude.supervise.connected_engine import ConnectedEngine, SpawnEngine
 from magnitude.supervise.engine_process import EngineProcess
 from magnitude.supervise.lifecycle import (
@@ -54,9 +55,9 @@ class EngineSupervisor:
 
     Hooks: `load(link)` loads the models into a fresh engine and returns the event that tells how that went;
     it is cancelled when that engine is gone. `on_up(link)`, `on_down(loss)`, `on_failed(reason)`,
-    `on_give_up(reason)` (the restart budget is spent) and `on_message(message)` are called on the event loop.
-    `spare_wanted()` says whether there is memory for a spare engine; without it there is none. `last_lines` is the
-    end of the log of the engine that was lost last.
+    `on_give_up(reason)` (the restart budget is spent), `on_beat(heartbeat)` and `on_message(message)` are called on
+    the event loop. `spare_wanted()` says whether there is memory for a spare engine; without it there is none.
+    `last_lines` is the end of the log of the engine that was lost last.
     """
 
     def __init__(
@@ -69,6 +70,7 @@ class EngineSupervisor:
         on_down: Callable[[EngineLoss], None],
         on_failed: Callable[[str], None],
         on_give_up: Callable[[str], None] = lambda reason: None,
+        on_beat: Callable[[Heartbeat], None] = lambda heartbeat: None,
         spawn: SpawnEngine = EngineProcess.spawn,
         spare_wanted: Callable[[], bool] | None = None,
         clock: Callable[[], float] = time.monotonic,
@@ -82,6 +84,7 @@ class EngineSupervisor:
         self._on_down = on_down
         self._on_failed = on_failed
         self._on_give_up = on_give_up
+        self._on_beat = on_beat
         self._spawn = spawn
         self._clock = clock
         self.spare = SpareEngine(spawn, wanted=spare_wanted or (lambda: False))
@@ -145,6 +148,7 @@ class EngineSupervisor:
             case Hello():
                 self._greeted(message)
             case Heartbeat():
+                self._on_beat(message)
                 self._feed(Beat(message.steps, message.busy_s, message.open_requests))
             case _:
                 if self.lifecycle.phase is Phase.UP:
@@ -197,7 +201,9 @@ class EngineSupervisor:
             level = logging.WARNING
         if phase is Phase.FAILED:
             level = logging.ERROR
-        log.log(level, "engine %s", phase.value, extra={"fields": {"pid": self.pid, "reason": reason}})
+        # An engine that comes and goes each second must not fill the journal.
+        extra = {"cause": f"engine {phase.value}", "burst": ORDINARY_BURST if level == logging.INFO else 1}
+        log.log(level, "engine %s", phase.value, extra=extra | {"fields": {"pid": self.pid, "reason": reason}})
         if phase is not Phase.LOADING and self._loading is not None:
             self._loading.cancel()
             self._loading = None

@@ -44,6 +44,12 @@ class TextCatalogue:
         # Without the lock, which a thread may hold for as long as reading takes: one `pop` is atomic.
         self._known.pop((model.folder, model.model_hash), None)
 
+    def trim(self) -> None:
+        """Drop what the tokenizers have learnt by heart, and give freed memory back."""
+        for text in list(self._known.values()):
+            text.tokenizer.trim()
+        _give_memory_back()
+
     def problems(self, model: ModelDescription) -> list[str]:
         """What about the text side of `model` is not in order, in words; to be reported at start."""
         if model.kind == "tensors":

@@ -214,6 +214,13 @@ class TextTokenizer:
 
     # --- inside ---
 
+    def trim(self) -> None:
+        """Drop the words that it has met before; they are split anew."""
+        # Of the models only those that look words up keep a cache, and only some releases let it be cleared.
+        clear = getattr(self._tokenizer.model, "_clear_cache", None)
+        if clear is not None:
+            clear()
+
     def _encode_raw(self, text: str) -> list[int]:
         # The batch call releases the interpreter lock while it works, the plain one does not: a long text must
         # not hold up the event loop.

@@ -10,6 +10,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 
 import magnitude
+from magnitude.board.boot import EARLIEST_S
 from magnitude.doctor.context import DoctorContext
 from magnitude.doctor.finding import Finding
 
@@ -29,7 +30,3 @@ def check(context: DoctorContext) -> Finding:
             advice="Let the board set it: `timedatectl set-ntp true`, or add a battery for its clock",
         )
     return Finding(level="ok", title="The clock is plausible", detail=now)
-
-
-# No release is older: 2026-01-01. Files of an image often carry the epoch as their time, so they cannot tell.
-EARLIEST_S = datetime(2026, 1, 1, tzinfo=UTC).timestamp()

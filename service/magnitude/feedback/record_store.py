@@ -1,0 +1,248 @@
+"""Keeps rows of tasks: takes them on the event loop, writes them in a thread of its own, a minute's rows at a time.
+
+Flash wears out by the erase block, not by the byte: a row written alone costs as much as five hundred together. So
+an idle service writes nothing, a busy one once a minute, and one that stops once more. What a power cut may cost is
+the last minute's rows; what an engine's death leaves behind is written at once, elsewhere (`failures.py`).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import threading
+from collections import Counter, deque
+from collections.abc import Sequence
+from pathlib import Path
+
+from magnitude.board.boot import Clocks
+from magnitude.errors import MagnitudeError
+from magnitude.feedback import record_table
+from magnitude.feedback.record_file import FileBroken, RecordFile, RecordLimits, reading
+from magnitude.feedback.records import Outcome, TaskRow
+
+log = logging.getLogger(__name__)
+
+FLUSH_S = 60.0
+# So many rows are worth a transaction of their own (about 200 KiB): a burst of small tasks must not pile up.
+FLUSH_ROWS = 1000
+# Kept in memory while the storage refuses, about 4 MiB; the oldest go.
+MAX_WAITING = 4000
+# Refused once, the storage is asked again after a minute, then after twice as long each time: a card that has turned
+# read-only stays so, a full one is cleaned by somebody sooner or later.
+RETRY_FIRST_S = 60.0
+RETRY_MAX_S = 3600.0
+PRUNE_S = 3600.0
+# How long a stop waits for the last rows. A card that takes longer has hung.
+STOP_S = 5.0
+
+
+class Pace:
+    """When to write. Pure: `now_s` is the monotonic clock."""
+
+    def __init__(self) -> None:
+        self._waiting_since_s: float | None = None
+        self._retry_at_s: float | None = None
+        self._refusals = 0
+
+    def waiting(self, now_s: float) -> None:
+        """There are rows to write."""
+        if self._waiting_since_s is None:
+            self._waiting_since_s = now_s
+
+    def written(self) -> None:
+        self._waiting_since_s = self._retry_at_s = None
+        self._refusals = 0
+
+    def refused(self, now_s: float) -> None:
+        self._retry_at_s = now_s + min(RETRY_FIRST_S * 2 ** min(self._refusals, 16), RETRY_MAX_S)
+        self._refusals += 1
+
+    def due_s(self, now_s: float, rows: int) -> float | None:
+        """Seconds until it is time; None: nothing is to be done."""
+        if self._retry_at_s is not None:
+            return max(0.0, self._retry_at_s - now_s)
+        if self._waiting_since_s is None:
+            return None
+        if rows >= FLUSH_ROWS:
+            return 0.0
+        return max(0.0, self._waiting_since_s + FLUSH_S - now_s)
+
+
+class RecordStore:
+    """The rows of all tasks. `off` is empty while they are kept, otherwise the reason.
+
+    `add` never blocks; everything that touches the storage happens in one thread. `transactions` and `committed`
+    (rows) count what was written since the start.
+    """
+
+    def __init__(self, path: Path, limits: RecordLimits | None = None, *, clocks: Clocks | None = None) -> None:
+        self.path = path
+        self.off = ""
+        self.transactions = 0
+        self.committed = 0
+        self._limits = limits or RecordLimits()
+        self._clocks = clocks or Clocks()
+        self._changed = threading.Condition()  # guards everything below
+        self._waiting: deque[TaskRow] = deque()
+        self._writing: list[TaskRow] = []
+        self._dropped = 0
+        self._pace = Pace()
+        self._flush = self._stop = False
+        self._thread: threading.Thread | None = None
+        self._opened = threading.Event()
+        self._file: RecordFile | None = None  # the thread's own from here on
+        self._pruned_s: float | None = None
+
+    # --- on the event loop ---
+
+    def start(self) -> None:
+        """Open the file and begin to write, in a thread."""
+        self._thread = threading.Thread(target=self._run, name="records", daemon=True)
+        self._thread.start()
+
+    def add(self, row: TaskRow) -> None:
+        with self._changed:
+            if len(self._waiting) >= MAX_WAITING:
+                self._waiting.popleft()
+                self._dropped += 1
+            self._waiting.append(row)
+            first = len(self._waiting) == 1
+            self._pace.waiting(self._clocks.monotonic())
+            if first or len(self._waiting) == FLUSH_ROWS:
+                self._changed.notify_all()
+
+    def flush(self, timeout_s: float = STOP_S) -> bool:
+        """Write what waits now. Blocks; whether everything is written."""
+        with self._changed:
+            self._flush = True
+            self._changed.notify_all()
+            self._changed.wait_for(lambda: not self._flush, timeout_s)
+            return not self._waiting and not self._writing
+
+    def stop(self, timeout_s: float = STOP_S) -> None:
+        """Write what waits, and end. Blocks for at most `timeout_s`."""
+        if self._thread is None:
+            return
+        with self._changed:
+            self._stop = True
+            self._changed.notify_all()
+        self._thread.join(timeout_s)
+        if self._thread.is_alive():
+            log.warning("the last records were not written: the storage does not answer")
+        self._thread = None
+
+    async def opened(self) -> None:
+        """Returns when the file is open, or refused."""
+        await asyncio.to_thread(self._opened.wait)
+
+    async def recent(self, limit: int, outcomes: Sequence[Outcome] = ()) -> list[TaskRow]:
+        """The newest rows first, those not written yet included. Raises `MagnitudeError` when none can be read."""
+        with self._changed:
+            unwritten = [*self._writing, *self._waiting]
+        rows = [row for row in reversed(unwritten) if not outcomes or row.task.outcome in outcomes][:limit]
+        if len(rows) < limit:
+            rows += await asyncio.to_thread(self._kept, limit - len(rows), outcomes)
+        return rows
+
+    async def counts(self) -> dict[str, int]:
+        """Tasks by outcome, of all that are kept or will be. Raises `MagnitudeError`."""
+        with self._changed:
+            counted = Counter[str](row.task.outcome for row in (*self._writing, *self._waiting))
+        counted.update(await asyncio.to_thread(self._kept_counts))
+        return dict(counted)
+
+    # --- in threads of readers ---
+
+    def _kept(self, limit: int, outcomes: Sequence[Outcome]) -> list[TaskRow]:
+        if not self.path.exists():
+            return []
+        with reading(self.path) as connection:
+            return record_table.recent(connection, limit, outcomes)
+
+    def _kept_counts(self) -> dict[str, int]:
+        if not self.path.exists():
+            return {}
+        with reading(self.path) as connection:
+            return record_table.counts(connection)
+
+    # --- in the thread ---
+
+    def _run(self) -> None:
+        if not self._write([]):
+            with self._changed:
+                self._pace.refused(self._clocks.monotonic())
+        self._opened.set()
+        while True:
+            with self._changed:
+                while not (self._stop or self._flush):
+                    due_s = self._pace.due_s(self._clocks.monotonic(), len(self._waiting))
+                    if due_s is not None and due_s <= 0:
+                        break
+                    self._changed.wait(due_s)
+                stop = self._stop
+                self._writing = list(self._waiting)
+                self._waiting.clear()
+                dropped, self._dropped = self._dropped, 0
+            if dropped:
+                log.warning(
+                    "records were dropped while they could not be written", extra={"fields": {"rows": dropped}}
+                )
+            written = self._write(self._writing)
+            with self._changed:
+                if written:
+                    self.committed += len(self._writing)
+                    self._pace.written()
+                    if self._waiting:
+                        self._pace.waiting(self._clocks.monotonic())
+                else:
+                    self._waiting.extendleft(reversed(self._writing[-(MAX_WAITING - len(self._waiting)) :]))
+                    self._pace.refused(self._clocks.monotonic())
+                self._writing = []
+                self._flush = False
+                self._changed.notify_all()
+            if stop:
+                if self._file is not None:
+                    self._file.close()
+                return
+
+    def _write(self, rows: list[TaskRow]) -> bool:
+        """Whether it worked."""
+        try:
+            try:
+                self._append(rows)
+            except FileBroken as why:
+                log.warning("the records broke while the service ran", extra={"fields": {"why": str(why)}})
+                self._close()
+                self._append(rows)
+        except Exception as error:
+            self._close()
+            if not isinstance(error, MagnitudeError | FileBroken):
+                log.exception("records cannot be kept, on an error that nobody foresaw")
+            reason = error.message if isinstance(error, MagnitudeError) else f"{type(error).__name__}: {error}"
+            if not self.off:
+                log.warning("records are not kept any more", extra={"fields": {"why": reason}})
+            self.off = reason
+            return False
+        if self.off:
+            log.info("records are kept again")
+        self.off = ""
+        return True
+
+    def _append(self, rows: list[TaskRow]) -> None:
+        if self._file is not None and not self._file.in_place:
+            self._close()
+        if self._file is None:
+            self._file = RecordFile(self.path, self._limits)
+        if not rows:
+            return
+        now = self._clocks.now()
+        self._file.append(rows)
+        self.transactions += 1
+        if self._pruned_s is None or now.at_s - self._pruned_s >= PRUNE_S:
+            self._pruned_s = now.at_s
+            self._file.prune(now)
+
+    def _close(self) -> None:
+        if self._file is not None:
+            self._file.close()
+            self._file = None

@@ -1,0 +1,178 @@
+"""What a running service writes down: rows of tasks, bundles of lost engines; and what it starts with from before."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import platform
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Protocol
+
+from magnitude import __version__
+from magnitude.board.boot import Clocks
+from magnitude.board.memory import MemorySnapshot
+from magnitude.config.records import RecordsSettings
+from magnitude.engine.protocol import Heartbeat, Hello
+from magnitude.errors import MagnitudeError
+from magnitude.feedback.bundles import FOLDER, ServedModel, Victim
+from magnitude.feedback.failures import FailureLimits, FailureLog, Surroundings
+from magnitude.feedback.record_file import DAY_S, RecordLimits
+from magnitude.feedback.record_store import RecordStore
+from magnitude.feedback.records import Feedback, TaskRow
+from magnitude.feedback.situation import EngineFigures, PlanFacts, Situations
+from magnitude.supervise.loss import EngineLoss
+
+log = logging.getLogger(__name__)
+
+RECORDS_FILE = "records.db"
+# Rows that are looked through at start for what the running picture begins with. A board serves a handful of models,
+# ten tasks of each are taken.
+LOOKED_THROUGH = 500
+
+
+class EngineSeen(Protocol):
+    """What is told of the engine."""
+
+    @property
+    def heartbeat(self) -> Heartbeat | None: ...
+
+    @property
+    def hello(self) -> Hello | None: ...
+
+
+class Recorder:
+    """Built by the service and asked by it. `feedback` is where tasks are told; `store` is None when none are to be
+    kept."""
+
+    def __init__(
+        self,
+        state: Path,
+        settings: RecordsSettings,
+        *,
+        engine: EngineSeen,
+        restarts: Callable[[], int],
+        load: Callable[[], tuple[int, int]],
+        plan: Callable[[str], PlanFacts | None],
+        models: Callable[[], Sequence[ServedModel]],
+        memory: Callable[[], MemorySnapshot],
+        last_lines: Callable[[], Sequence[str]],
+        step_deadline_s: float,
+        clocks: Clocks | None = None,
+    ) -> None:
+        """`load` gives waiting and running requests, `plan` how the model of a name runs now, `models` all that it
+        takes to run each of them in the same way."""
+        clocks = clocks or Clocks()
+        self._engine = engine
+        self._plan = plan
+        self._onnxruntime = ""
+        self._situations = Situations(
+            plan=plan,
+            load=load,
+            engine=lambda: EngineFigures(
+                restarts=restarts(), rss_bytes=engine.heartbeat.rss_bytes if engine.heartbeat else None
+            ),
+            memory=memory,
+            clock=clocks.monotonic,
+        )
+        self.store: RecordStore | None = None
+        if settings.max_bytes:
+            self.store = RecordStore(state / RECORDS_FILE, record_limits(settings), clocks=clocks)
+        keep: Callable[[TaskRow], None] | None = self.store.add if self.store is not None else None
+        self.feedback = Feedback(situation=self._situations.of, keep=keep, clocks=clocks)
+        self.failures = FailureLog(
+            state / FOLDER,
+            failure_limits(settings),
+            Surroundings(
+                models=models,
+                situation=lambda: self._situations.of(""),
+                last_lines=last_lines,
+                figures=self.feedback.runs.figures,
+                versions=self._versions,
+                headroom_bytes=lambda: self._situations.memory().headroom_bytes,
+                step_deadline_s=step_deadline_s,
+            ),
+            clocks=clocks,
+        )
+        self._restoring: asyncio.Task[None] | None = None
+
+    def start(self) -> None:
+        if self.store is not None:
+            self.store.start()
+
+    def engine_up(self) -> None:
+        """An engine serves. With the first one the running picture begins, with what is known from before."""
+        hello = self._engine.hello
+        self._onnxruntime = hello.ort_version if hello is not None else self._onnxruntime
+        if self._restoring is None and self.store is not None:
+            self._restoring = asyncio.get_running_loop().create_task(self._restore(self.store))
+
+    def engine_lost(self, loss: EngineLoss, victims: Sequence[Victim]) -> None:
+        self.failures.engine_lost(loss, victims)
+
+    def stop(self) -> None:
+        """Write what waits. Blocks, for seconds at most."""
+        if self._restoring is not None:
+            self._restoring.cancel()
+        if self.store is not None:
+            self.store.stop()
+        self.failures.close()
+
+    def storage_off(self) -> list[str]:
+        """Why something is not kept, a sentence each."""
+        found = []
+        if self.store is not None and self.store.off:
+            found.append(f"records of tasks are not kept: {self.store.off}")
+        if self.failures.off:
+            found.append(f"failures are not written down: {self.failures.off}")
+        return found
+
+    # --- inside ---
+
+    def _versions(self) -> dict[str, str]:
+        return {**program_versions(), "onnxruntime": self._onnxruntime}
+
+    async def _restore(self, store: RecordStore) -> None:
+        def plan_id_of(model: str) -> str:
+            facts = self._plan(model)
+            return facts.plan_id if facts is not None else ""
+
+        await store.opened()
+        try:
+            rows = await store.recent(LOOKED_THROUGH, ("ok",))
+        except MagnitudeError as error:
+            log.warning("earlier records cannot be read", extra={"fields": {"why": error.message}})
+            return
+        restored = self.feedback.restore(rows, plan_id_of)
+        if restored:
+            log.info("running figures begin with earlier tasks", extra={"fields": {"tasks": restored}})
+
+
+def program_versions() -> dict[str, str]:
+    """What runs here, as far as this process knows it."""
+    system = os.uname()
+    return {
+        "magnitude": __version__,
+        "python": platform.python_version(),
+        "kernel": system.release,
+        "machine": system.machine,
+        "libc": " ".join(platform.libc_ver()),
+    }
+
+
+def record_limits(settings: RecordsSettings) -> RecordLimits:
+    return RecordLimits(
+        max_bytes=settings.max_bytes,
+        keep_s=settings.keep_days * DAY_S,
+        reserve_bytes=settings.free_disk_reserve_bytes,
+    )
+
+
+def failure_limits(settings: RecordsSettings) -> FailureLimits:
+    return FailureLimits(
+        max_bytes=settings.failures_max_bytes,
+        keep_s=settings.keep_days * DAY_S,
+        reserve_bytes=settings.free_disk_reserve_bytes,
+        keep_content=settings.keep_content,
+    )

@@ -1,0 +1,59 @@
+"""`/v1/magnitude/records`: what became of the last tasks. Admin only: it tells how much everybody does."""
+
+from __future__ import annotations
+
+from typing import cast
+
+from starlette.requests import Request
+from starlette.responses import Response
+
+from magnitude.errors import RequestError
+from magnitude.feedback.records import FAILURES, OUTCOMES, Outcome
+from magnitude.intake.context import context_of
+from magnitude.intake.replies import json_reply
+
+DEFAULT_LIMIT = 50
+# A row is about 700 bytes of JSON: an answer of 7 MB at most.
+MAX_LIMIT = 10_000
+
+
+async def records(request: Request) -> Response:
+    """The newest first. `?outcome=killed,failed` only those, `?outcome=failures` all that went wrong; `?limit=N`."""
+    if unknown := sorted(set(request.query_params) - {"outcome", "limit"}):
+        name = unknown[0][:40]
+        raise RequestError(
+            f"The parameter {name!r} is not known", hint="Known ones are outcome and limit.", param=name
+        )
+    outcomes = _outcomes(request.query_params.get("outcome", ""))
+    limit = _limit(request.query_params.get("limit", str(DEFAULT_LIMIT)))
+    store = context_of(request).records
+    if store is None:
+        return json_reply({"object": "list", "data": [], "counts": {}, "persistence": "off"})
+    return json_reply(
+        {
+            "object": "list",
+            "data": await store.recent(limit, outcomes),
+            "counts": await store.counts(),
+            "persistence": "off" if store.off else "on",
+        }
+    )
+
+
+def _outcomes(text: str) -> tuple[Outcome, ...]:
+    names = [name.strip() for name in text.split(",") if name.strip()]
+    if names == ["failures"]:
+        return FAILURES
+    for name in names:
+        if name not in OUTCOMES:
+            raise RequestError(
+                f"The outcome {name[:40]!r} is not known",
+                hint=f"Known: {', '.join(OUTCOMES)}, or failures.",
+                param="outcome",
+            )
+    return tuple(cast(Outcome, name) for name in names)
+
+
+def _limit(text: str) -> int:
+    if not text.isascii() or not text.isdigit() or not 1 <= int(text[:9]) <= MAX_LIMIT:
+        raise RequestError(f"limit must be a whole number from 1 to {MAX_LIMIT}", param="limit")
+    return int(text)
