@@ -42,7 +42,7 @@ memory: {check_every_s: 1, cool_down_s: 2}
 """
 CLIENT = "python3 /opt/test/guest_client.py"
 # Ten times what the service takes to its first answer on two cores that do nothing else.
-READY_S = 400.0
+READY_S = 900.0
 
 
 def why_not() -> str:
@@ -84,11 +84,13 @@ class Answer:
         self._guest = guest
         guest.check("rm -f /run/answer /run/begun")
         guest.check(f"systemd-run --property=StandardOutput=file:/run/answer {CLIENT} stream {tokens} /run/begun")
-        guest.until("test -e /run/begun")
+        guest.until("test -e /run/begun", timeout_s=READY_S)
 
     def whole(self) -> dict[str, Any]:
         """Wait for its end; what the client saw, as `guest_client.stream` tells it."""
-        seen: dict[str, Any] = json.loads(self._guest.until("test -s /run/answer && cat /run/answer"))
+        seen: dict[str, Any] = json.loads(
+            self._guest.until("test -s /run/answer && cat /run/answer", timeout_s=READY_S)
+        )
         return seen
 
 

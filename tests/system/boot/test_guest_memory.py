@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 from guest import Guest
-from guest_session import CLIENT, Answer, Guests
+from guest_session import CLIENT, READY_S, Answer, Guests
 
 pytestmark = pytest.mark.system
 
@@ -42,8 +42,9 @@ def test_a_memory_bomb_beside_the_engine_costs_the_engine_and_no_word_of_an_answ
     answers = []
     while serving.run(f"test -e /proc/{engine}").status == 0:
         answers.append(Answer(serving, TOKENS).whole())
+    print(serving.journal("-u magnitude"))
     serving.until("! systemctl is-active --quiet bomb")
-    serving.until(f"{CLIENT} get /readyz")
+    serving.until(f"{CLIENT} get /readyz", timeout_s=READY_S)
     answers.append(Answer(serving, TOKENS).whole())
     assert {(answer["text"], answer["finish"], answer["error"]) for answer in answers} == {
         (undisturbed["text"], "length", None)
