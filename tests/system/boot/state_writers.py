@@ -111,8 +111,10 @@ class Writers:
 
     def in_place(self, generation: int) -> None:
         """How not to do it: the test must find this one broken, or it would find nothing."""
-        self._in_place.write_bytes(msgspec.json.encode(State.of(generation)))
-        os.sync()
+        with self._in_place.open("r+b" if self._in_place.exists() else "wb") as file:
+            file.write(msgspec.json.encode(State.of(generation)))
+            file.flush()
+            os.fsync(file.fileno())
 
 
 def run(folder: Path, device: str, seconds: float) -> None:
