@@ -25,7 +25,6 @@ BROKEN = {
     "list": b"[]",
     "nan": b'{"a":NaN}',
     "not utf-8": b'{"schema":1,"sha256":"\xff","value":1}',
-    "newer schema": b'{"schema":99,"sha256":"","value":{}}',
     "checksum": b'{"schema":1,"sha256":"' + b"0" * 64 + b'","value":{"generation":1}}',
 }
 
@@ -95,6 +94,30 @@ def test_a_broken_current_file_does_not_push_out_a_good_previous_generation(tmp_
     state.save(Memory(generation=3))
     state.path.write_bytes(b"torn again")
     assert state.load(Memory) == Memory(generation=1)
+
+
+def test_another_version_keeps_what_it_cannot_read_and_each_finds_its_own_again(tmp_path: Path) -> None:
+    older, newer = state_file(tmp_path), StateFile(tmp_path / "state.json", Memory, schema=2)
+    for generation in (1, 2):
+        older.save(Memory(generation=generation))
+    for visit in range(3):  # there and back, again and again
+        assert newer.load(Memory).generation == visit * 10
+        newer.save(Memory(generation=visit * 10 + 5))
+        newer.save(Memory(generation=visit * 10 + 10))
+        older = state_file(tmp_path)
+        assert older.load(Memory).generation == 2 + visit
+        assert older.source == "file"
+        older.save(Memory(generation=3 + visit))
+    assert broken_files(tmp_path) == []
+
+
+def test_a_version_that_comes_back_prefers_its_last_state_to_an_earlier_one(tmp_path: Path) -> None:
+    older = state_file(tmp_path)
+    older.save(Memory(generation=1))
+    older.save(Memory(generation=2))
+    StateFile(tmp_path / "state.json", Memory, schema=2).load(Memory)  # and writes nothing
+    assert state_file(tmp_path).load(Memory) == Memory(generation=2)
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["state.json"]
 
 
 def test_a_file_that_cannot_be_read_is_survived_and_left_alone(tmp_path: Path) -> None:

@@ -1,8 +1,9 @@
 """Small files that survive a power cut: written whole or not at all, checked when read.
 
 `write_atomic` replaces one file. `StateFile` adds what state on flash needs: a schema number, a checksum, one
-previous generation (`NAME.bak`) and a place for broken files (`NAME.broken-1`, `NAME.broken-2`). Reading never
-fails and writing never raises for the storage's sake: a service on a worn or read-only card keeps serving.
+previous generation (`NAME.bak`), a place for broken files (`NAME.broken-1`, `NAME.broken-2`), and one for what
+another version of the program wrote (`NAME.schema-3`), which finds it there when it comes back. Reading never fails
+and writing never raises for the storage's sake: a service on a worn or read-only card keeps serving.
 """
 
 from __future__ import annotations
@@ -102,6 +103,14 @@ class Unusable(Exception):
     """Why the content of a state file is not used."""
 
 
+class OtherSchema(Unusable):
+    """The content is whole, and of another version of the program."""
+
+    def __init__(self, found: int, expected: int) -> None:
+        super().__init__(f"its schema is {found}, this version reads {expected}")
+        self.schema = found
+
+
 def sealed(value: object, *, schema: int) -> bytes:
     """`value` as JSON with its schema number and a checksum."""
     body = msgspec.json.encode(value)
@@ -121,13 +130,14 @@ def fault_of(data: bytes) -> str:
 
 
 def unsealed(data: bytes, type_: type[T], *, schema: int) -> T:
-    """What `sealed` was given. Raises `Unusable` with the reason for content that is not whole or not ours."""
+    """What `sealed` was given. Raises `Unusable` with the reason for content that is not whole or not ours, and
+    `OtherSchema` for what another version wrote."""
     try:
         envelope = msgspec.json.decode(data, type=_Envelope)
     except (msgspec.MsgspecError, UnicodeDecodeError) as error:
         raise Unusable(f"it is torn or not ours: {error}" if data else "it is empty") from error
     if envelope.schema != schema:
-        raise Unusable(f"its schema is {envelope.schema}, this version reads {schema}")
+        raise OtherSchema(envelope.schema, schema)
     body = bytes(envelope.value)
     if hashlib.sha256(body).hexdigest() != envelope.sha256:
         raise Unusable("its checksum does not match")
@@ -156,14 +166,22 @@ class StateFile(Generic[T]):
     def load(self, default: Callable[[], T]) -> T:
         """The saved state, else its previous generation, else `default()`. Never raises for the file's sake."""
         self._remove_leftovers()
-        generations: tuple[tuple[Path, Source], ...] = ((self.path, "file"), (self._previous, "previous"))
+        waiting = self._kept_for(self.schema)
+        generations: tuple[tuple[Path, Source], ...]
+        generations = ((self.path, "file"), (waiting, "file"), (self._previous, "previous"))
         for path, source in generations:
             try:
                 value = self._decode(path)
+                if path == waiting:
+                    with contextlib.suppress(OSError):  # read-only storage: it is found there the next time
+                        path.replace(self.path)
             except FileNotFoundError:
                 continue
             except OSError as error:
                 _log.warning("state file %s cannot be read", path, extra={"fields": {"error": str(error)}})
+                continue
+            except OtherSchema as other:
+                self._keep_for_its_version(path, other)
                 continue
             except Unusable as why:
                 kept = set_aside(path, as_name=self.path.name)
@@ -193,6 +211,26 @@ class StateFile(Generic[T]):
             _log.info("state is saved to %s again", self.path)
         self.off = ""
         return True
+
+    def _kept_for(self, schema: int) -> Path:
+        """Where content of `schema` waits for a version that reads it."""
+        return self.path.with_name(f"{self.path.name}.schema-{schema}")
+
+    def _keep_for_its_version(self, path: Path, other: OtherSchema) -> None:
+        kept = self._kept_for(other.schema)
+        try:
+            if path == self._previous and kept.exists():
+                path.unlink()  # its successor is kept
+            else:
+                path.replace(kept)
+            sync_folder(path.parent)
+        except OSError:
+            kept = path
+        _log.warning(
+            "state file %s is of another version and was set aside",
+            path,
+            extra={"fields": {"why": str(other), "kept_as": kept.name}},
+        )
 
     def _decode(self, path: Path) -> T:
         with path.open("rb") as file:

@@ -15,7 +15,7 @@ from functools import partial
 import psutil
 
 from magnitude.board.cpu import read_cpu
-from magnitude.board.memory import effective_memory
+from magnitude.board.memory import MemorySnapshot, effective_memory
 from magnitude.board.roots import HostRoots
 from magnitude.config import Settings
 from magnitude.engine.client import EngineLink
@@ -32,6 +32,7 @@ from magnitude.schedule.arbiter import Arbiter, MayUse, Want
 from magnitude.schedule.dispatcher import Dispatcher
 from magnitude.schedule.fresh_engine import FreshEngine
 from magnitude.schedule.golden_gate import GoldenGate
+from magnitude.schedule.kept_memory import KeptMemory
 from magnitude.schedule.loading import ModelLoader, load_deadline_s
 from magnitude.schedule.memory_relief import MemoryRelief
 from magnitude.schedule.model_switch import ModelSwitch
@@ -45,7 +46,7 @@ from magnitude.schedule.warm_up import warm_up
 from magnitude.supervise.cgroup_leaf import EngineCgroup
 from magnitude.supervise.engine_process import EngineProcess
 from magnitude.supervise.exit_status import EXIT_ENGINE_BUDGET_SPENT, EXIT_MEMORY
-from magnitude.supervise.lifecycle import EngineLifecycle, LoadFailed, ModelsReady
+from magnitude.supervise.lifecycle import EngineLifecycle, LoadFailed, ModelsReady, Phase
 from magnitude.supervise.loss import EngineLoss
 from magnitude.supervise.memory_watch import EngineFigures, MemoryWatch
 from magnitude.supervise.stopping import Stopping
@@ -62,6 +63,14 @@ SPARE_HEADROOM_BYTES = 300_000_000
 ENGINE = "engine"
 
 
+def _room_bytes(memory: MemorySnapshot, inherited_bytes: int) -> int:
+    """What the engine may draw from. KV memory of an earlier service counts as free: what fits the plan is used
+    again, and the rest is given back before anything is loaded. It is not charged to this service's control group, so
+    that only the group's limit bounds the sum."""
+    room_bytes = memory.headroom_bytes + inherited_bytes
+    return room_bytes if memory.limit_bytes is None else min(room_bytes, memory.limit_bytes)
+
+
 class Service:
     """One running service: the engine's supervisor and the dispatcher in front of it."""
 
@@ -72,21 +81,25 @@ class Service:
         *,
         roots: HostRoots | None = None,
         engine_cgroup: EngineCgroup | None = None,
+        kept: KeptMemory | None = None,
     ) -> None:
+        """`kept` has what an earlier service left in memory, and leaves this one's to the next; None: neither."""
         self.settings = settings
         self.stopping = Stopping()
         self._golden = GoldenGate(paths.state)
         self._warm: set[str] = set()  # models that have done their first work in this run of the service
         self._throughput = Throughput(paths.state)
         self._cpu = read_cpu(roots)
-        allowance = self._allowance(effective_memory(roots).headroom_bytes)
+        self._kept = kept = kept or KeptMemory()
+        allowance = self._allowance(_room_bytes(effective_memory(roots), kept.inherited_bytes()))
         board = BoardFacts(usable_threads=allowance.threads)
         draft = find_draft_model(settings, paths.models)
         free_bytes = allowance.memory_bytes - draft_bytes(draft, settings.engine)
         selection = select(settings, find_models(settings, paths.models))
-        plans, left_out = plan_models(settings, selection, board, free_bytes, draft)
+        plans, left_out = plan_models(settings, selection, board, free_bytes, draft, contexts=kept.contexts())
         if not plans:
             raise next(iter(left_out.values()))
+        kept.adopt(plans)
         self._start = [plan for plan in plans if plan.stay != "on_demand"]
         self._first: set[str] = set()  # models that the engine loaded before it was up
         self.texts = TextCatalogue()
@@ -112,7 +125,7 @@ class Service:
             load=lambda: (self.dispatcher.waiting, self.dispatcher.running),
             plan=self._facts_of,
             models=lambda: [served_as(plan) for plan in self.dispatcher.plans()],
-            memory=lambda: effective_memory(roots),
+            memory=lambda: self.memory,
             last_lines=lambda: self.supervisor.last_lines,
             step_deadline_s=settings.engine.step_deadline_s,
         )
@@ -127,6 +140,7 @@ class Service:
             schedule=settings.schedule,
             kv=settings.kv,
             files=self._files,
+            kept=kept,
             left_out=left_out,
             storage_off=self._storage_off,
             on_loss=lambda loss, tasks, refused: self.recorder.engine_lost(loss, victims_of(tasks, refused)),
@@ -164,13 +178,15 @@ class Service:
         return granted[0] if granted else MayUse(ENGINE, threads=1, memory_bytes=0)
 
     def _engine_figures(self) -> EngineFigures:
-        beat = self.supervisor.heartbeat
+        # While it loads, nobody knows what is in it already, and no run is done for those who wait.
+        beat, up = self.supervisor.heartbeat, self.supervisor.lifecycle.phase is Phase.UP
         return EngineFigures(
             pid=self.supervisor.pid,
             spare_pid=self.supervisor.spare_pid,
-            planned_bytes=self.relief.engine_bytes(),
+            planned_bytes=self.relief.engine_bytes() if up else None,
             runs=beat.steps if beat else None,
-            busy=bool(self.dispatcher.running or self.dispatcher.waiting),
+            kv_bytes=self.dispatcher.kv_resident_bytes(),
+            busy=up and bool(self.dispatcher.running or self.dispatcher.waiting),
         )
 
     def loaded_at_start(self) -> list[ModelDescription]:
@@ -197,6 +213,9 @@ class Service:
 
     async def stop(self) -> None:
         """End the engine and give the KV memory back."""
+        if self.stopping.status in (EXIT_MEMORY, EXIT_ENGINE_BUDGET_SPENT):
+            # What the next service would take over may be the very reason for its start.
+            self._kept.give_up()
         await self.supervisor.stop()
         await self.relief.close()
         await self.switch.close()

@@ -26,6 +26,7 @@ from magnitude.models.description import ModelDescription
 from magnitude.paths import Paths, find_paths
 from magnitude.reload import Reloader
 from magnitude.schedule.dispatcher import Dispatcher
+from magnitude.schedule.kept_memory import KeptMemory
 from magnitude.service import Service
 from magnitude.supervise.cgroup_leaf import EngineCgroup, enter_leaf
 from magnitude.supervise.exit_status import EXIT_BROKEN, EXIT_ENGINE_BUDGET_SPENT
@@ -34,6 +35,7 @@ from magnitude.supervise.last_words import speak_when_killed
 from magnitude.supervise.lifecycle import EngineLifecycle, Phase
 from magnitude.supervise.load_progress import LoadSample
 from magnitude.supervise.notify import Notifier
+from magnitude.supervise.restart_job import restart_follows
 from magnitude.supervise.status_line import StatusFacts
 from magnitude.supervise.stopping import Stopping
 from magnitude.supervise.teller import Look, Teller
@@ -88,9 +90,10 @@ async def _serve(
     roots: HostRoots | None,
 ) -> int:
     sockets = open_sockets(settings.server, inherited, run_folder=paths.run)
-    _close_unclaimed([stored for stored in inherited if not stored.is_socket], notifier)
     protect_from_oom(roots)
-    service = Service(settings, paths, roots=roots, engine_cgroup=engine_cgroup)
+    stored = [one for one in inherited if not one.is_socket]
+    kept = KeptMemory(notifier, stored, returns=restart_follows if notifier.active else None)
+    service = Service(settings, paths, roots=roots, engine_cgroup=engine_cgroup, kept=kept)
     live, metrics, stopping = LiveSettings(settings), service.metrics(), service.stopping
     app = build_app(service.dispatcher, live, texts=service.texts, metrics=metrics, records=service.recorder.store)
     accepting = asyncio.Event()
@@ -227,15 +230,6 @@ def _engine_in_words(lifecycle: EngineLifecycle, use: ProcessUse | None) -> str:
     """What an engine that does not serve is doing."""
     loaded = f", {use.rss_bytes // 1_000_000} MB in memory" if use and lifecycle.phase is Phase.LOADING else ""
     return f"engine {lifecycle.phase.value}: {lifecycle.reason}{loaded}"
-
-
-def _close_unclaimed(stored: Sequence[InheritedFd], notifier: Notifier) -> None:
-    """Close what an earlier run stored and nobody takes up again, here and in the manager's store."""
-    for name in sorted({one.name for one in stored}):
-        log.warning("a stored descriptor is of no use to this version", extra={"fields": {"name": name}})
-        notifier.remove(name)
-    for one in stored:
-        os.close(one.fd)
 
 
 async def _report_text_problems(models: Sequence[ModelDescription], texts: TextCatalogue) -> None:

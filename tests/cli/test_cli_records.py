@@ -54,7 +54,7 @@ def test_records_are_asked_of_the_running_service(cli: CliRunner, service: FakeS
     assert service.asked == {"outcome": "failures", "limit": "7"}
     assert "killed (engine_gone)" in result.stdout
     assert "req-7" in result.stdout
-    assert "1 tasks on record: 1 killed" in result.stdout
+    assert "1 task on record: 1 killed" in result.stdout
 
 
 def test_records_are_read_from_the_file_while_no_service_runs(cli: CliRunner, own_home: Path) -> None:

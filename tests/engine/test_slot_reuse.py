@@ -112,3 +112,21 @@ def test_after_a_death_the_next_engine_trusts_the_memory_and_the_record(
         talk.engine = engine
         _, warm, end = talk.ask([*first, *answer, *some(10)])
         assert end.cached_tokens == warm.valid_tokens == len(first) + len(answer) - 1
+
+
+def test_what_an_engine_computed_and_nobody_was_told_is_not_computed_again(
+    tiny: ModelDescription, new_kv: Callable[..., KvFile], engine: EngineDriver
+) -> None:
+    engine.load(tiny, new_kv(tiny, slots=3, max_len=256))
+    prompt = some(3 * CHUNK)
+    whole, _ = engine.generate(prompt, max_new_tokens=12)
+    # To the service, only four of the twelve have come.
+    resumed, end = engine.generate(prompt, emitted=whole[:4], kv_valid_tokens=len(prompt) + 3, max_new_tokens=12)
+    assert isinstance(end, Finished)
+    assert resumed == whole[4:]
+    assert end.cached_tokens == len(prompt)
+    # A slot that went on otherwise is not taken for it.
+    engine.generate([*prompt, 1], max_new_tokens=12)
+    _, end = engine.generate(prompt, emitted=whole[:4], kv_valid_tokens=len(prompt) + 3, max_new_tokens=12)
+    assert isinstance(end, Finished)
+    assert end.cached_tokens == 0

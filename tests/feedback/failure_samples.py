@@ -8,6 +8,7 @@ from magnitude.engine.protocol import Generate, GrammarSpec, SamplerSettings
 from magnitude.feedback.bundles import ServedModel, Victim
 from magnitude.feedback.failures import Surroundings
 from magnitude.feedback.situation import Situation
+from magnitude.governor.memory_state import MemoryState
 from magnitude.models.description import DecoderShape, ModelDescription
 from tests.feedback.record_samples import PLAN
 
@@ -58,6 +59,7 @@ def surroundings(**fields: Any) -> Surroundings:
         "last_lines": lambda: ["Fatal Python error: Segmentation fault"],
         "figures": list,
         "versions": lambda: {"magnitude": "0.1.0"},
+        "memory": lambda: MemoryState(step="trim"),
         "headroom_bytes": lambda: 1 << 30,
         "step_deadline_s": 60.0,
         **fields,

@@ -18,7 +18,7 @@ from magnitude.feedback.bundles import (
     read_bundle,
     without_content,
 )
-from magnitude.feedback.failures import HOUR_S, MAX_BUNDLES, MAX_PER_HOUR, FailureLimits, FailureLog
+from magnitude.feedback.failures import HOUR_S, MAX_BUNDLES, MAX_PER_HOUR, RETRY_FIRST_S, FailureLimits, FailureLog
 from magnitude.supervise.loss import EngineLoss
 from tests.feedback.failure_samples import SECRET_GRAMMAR, surroundings, victim
 from tests.feedback.record_samples import MovingClocks
@@ -50,8 +50,8 @@ def test_a_loss_is_written_down_with_what_led_up_to_it(tmp_path: Path) -> None:
     assert bundle.loss == HANG
     assert bundle.bundle_id == "000001-hang"
     assert [beat.steps for beat in bundle.series] == [0, 1, 2]
-    # Nobody measures the memory for an engine that has nothing to do.
-    assert [beat.headroom_bytes for beat in bundle.series] == [None, 1 << 30, 1 << 30]
+    assert [beat.headroom_bytes for beat in bundle.series] == [1 << 30] * 3
+    assert bundle.memory.step == "trim"
     assert bundle.last_runs[-1].groups == [group]
     assert bundle.last_lines == ["Fatal Python error: Segmentation fault"]
     assert bundle.models[0].facts.threads == 4
@@ -171,6 +171,32 @@ def test_a_folder_that_cannot_be_made_costs_the_bundle_only(tmp_path: Path) -> N
     failures.engine_lost(HANG, [victim()])
     failures.close()
     assert failures.off
+
+
+def test_what_the_storage_refused_is_written_when_it_works_again(tmp_path: Path) -> None:
+    (tmp_path / "state").write_text("in the way")
+    clocks = MovingClocks()
+    failures = FailureLog(tmp_path / "state/failures", PLENTY, surroundings(), clocks=clocks)
+    failures.engine_lost(HANG, [victim()])
+    failures.close()
+    assert failures.off
+    (tmp_path / "state").unlink()
+    alive = Heartbeat(steps=1, open_requests=0, busy_s=0.0, rss_bytes=1)
+    failures.beat(alive)
+    failures.close()
+    assert failures.off  # not yet time
+    clocks.passes(RETRY_FIRST_S)
+    failures.beat(alive)
+    failures.close()
+    assert failures.off == ""
+    assert [path.name for path in bundle_files(tmp_path / "state/failures")] == ["000001-hang.json"]
+
+
+def test_a_failure_that_is_larger_than_all_of_them_may_be_is_left_out(tmp_path: Path) -> None:
+    failures = FailureLog(tmp_path, FailureLimits(reserve_bytes=0, max_bytes=100), surroundings())
+    failures.engine_lost(HANG, [victim()])
+    failures.close()
+    assert (failures.off, bundle_files(tmp_path)) == ("", [])
 
 
 BROKEN = {"empty": b"", "torn": b'{"a":1,', "nul": b"\0" * 4096, "list": b"[]", "nan": b'{"a":NaN}'}

@@ -2,10 +2,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from magnitude.board.memory import MemorySnapshot
 from magnitude.feedback.records import FAILURES, OUTCOMES, RESTORED_TASKS, Feedback, TaskRecord, TaskRow, outcome_of
 from magnitude.feedback.running import BUCKET_GROWTH, RunningFigures
-from magnitude.feedback.situation import MEMORY_FRESH_S, EngineFigures, PlanFacts, Situation, Situations
+from magnitude.feedback.situation import PlanFacts, Situation, Situations
+from magnitude.governor.memory_sight import MemorySight
 from tests.feedback.record_samples import PLAN, MovingClocks, row
 
 
@@ -99,6 +99,7 @@ def test_higher_quantiles_are_never_smaller(waits: list[float]) -> None:
         ("engine_gone", "killed"),
         ("out_of_memory", "out_of_memory"),
         ("memory_budget_exceeded", "out_of_memory"),
+        ("memory_pressure", "out_of_memory"),
         ("queue_full", "refused"),
         ("request_quarantined", "refused"),
         ("engine_not_ready", "refused"),
@@ -130,35 +131,26 @@ def test_each_row_says_when_it_was_and_what_it_met() -> None:
     assert kept[0].situation == met
 
 
-def test_the_situation_reads_the_memory_no_more_often_than_it_changes() -> None:
-    clocks = MovingClocks()
-    reads: list[float] = []
-
-    def memory() -> MemorySnapshot:
-        reads.append(clocks.at_s)
-        return MemorySnapshot(
-            total_bytes=8,
-            available_bytes=4,
-            swap_free_bytes=0,
-            limit_bytes=6,
-            limit_path="/",
-            high_bytes=None,
-            headroom_bytes=len(reads),
-        )
-
+def test_the_situation_is_put_together_from_what_is_known_at_once() -> None:
     situations = Situations(
         plan=lambda model: PLAN if model == "m" else None,
         load=lambda: (2, 1),
-        engine=lambda: EngineFigures(restarts=3, rss_bytes=99),
-        memory=memory,
-        clock=clocks.monotonic,
+        restarts=lambda: 3,
+        engine_rss_bytes=lambda: 99,
+        memory=lambda: MemorySight(room_bytes=5, limit_bytes=6),
+        memory_step=lambda: "shrink_kv",
     )
-    first = situations.of("m")
-    assert (first.queue_depth, first.running, first.engine_restarts, first.plan) == (2, 1, 3, PLAN)
+    assert situations.of("m") == Situation(
+        queue_depth=2,
+        running=1,
+        engine_restarts=3,
+        engine_rss_bytes=99,
+        memory_headroom_bytes=5,
+        memory_limit_bytes=6,
+        memory_step="shrink_kv",
+        plan=PLAN,
+    )
     assert situations.of("other").plan is None
-    assert (first.memory_headroom_bytes, first.memory_limit_bytes, first.temperature_c) == (1, 6, None)
-    clocks.passes(MEMORY_FRESH_S)
-    assert situations.of("m").memory_headroom_bytes == 2
 
 
 def test_a_plan_has_the_same_name_in_every_life_of_the_service() -> None:

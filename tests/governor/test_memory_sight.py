@@ -77,6 +77,11 @@ def test_kv_that_several_processes_map_is_counted_once() -> None:
     assert sight_of(reading).own_bytes == 450 * MB
 
 
+def test_kv_that_the_next_engine_has_not_touched_yet_is_held_all_the_same() -> None:
+    reading = MemoryReading(memory=memory(), service=process(1, 100, 2), engines=(process(2, 300, 1),))
+    assert sight_of(reading, kv_bytes=200 * MB).own_bytes == 600 * MB
+
+
 def test_what_nobody_tells_is_unknown_and_not_zero() -> None:
     sight = sight_of(MemoryReading(memory=memory(total_mb=0, available_mb=0)))
     assert (sight.percent, sight.own_bytes, sight.stall_percent, sight.engine) == (None, None, None, None)

@@ -6,7 +6,15 @@ from hypothesis import strategies as st
 from magnitude.errors import BudgetExceeded
 from magnitude.models.description import DecoderShape, EncoderShape, ModelDescription
 from magnitude.models.ledger import ledger
-from magnitude.policy.fitting import POOL_SHARE, account_bytes, fit_each, fit_to_memory, fit_together, need_of
+from magnitude.policy.fitting import (
+    POOL_SHARE,
+    account_bytes,
+    fit_each,
+    fit_to_memory,
+    fit_together,
+    need_of,
+    pool_refusal,
+)
 from magnitude.policy.strategy import Strategy
 
 MIB = 1 << 20
@@ -128,6 +136,15 @@ def test_kv_beyond_the_share_of_pools_is_cut_and_no_slot_is_longer_than_the_rest
     need = need_of(CHAT, strategy)
     assert need.pool_bytes <= int(POOL_SHARE * account_bytes(8_000 * MIB)) < need.pool_bytes + 46080
     assert strategy.context_length * 46080 <= strategy.kv_budget_bytes
+
+
+@given(st.integers(0, 10**10), st.integers(0, 10**10))
+def test_a_pool_above_its_share_of_the_memory_is_refused_and_no_other(pool_bytes: int, available_bytes: int) -> None:
+    reason = pool_refusal(pool_bytes, available_bytes)
+    assert (reason is not None) == (pool_bytes > POOL_SHARE * available_bytes)
+    if reason is not None:
+        assert f"{pool_bytes / 1e6:.0f} MB" in reason
+        assert f"{available_bytes / 1e6:.0f} MB" in reason
 
 
 def test_activations_beyond_the_share_of_pools_are_refused() -> None:

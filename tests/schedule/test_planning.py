@@ -3,16 +3,18 @@
 import logging
 from pathlib import Path
 
+import msgspec
 import pytest
 
 from magnitude.config import Settings
+from magnitude.config.kv import KvSettings
 from magnitude.errors import BudgetExceeded
 from magnitude.models.description import DecoderShape, EncoderShape, ModelDescription
 from magnitude.policy.selection import Selection
-from magnitude.policy.strategy import BoardFacts
+from magnitude.policy.strategy import BoardFacts, Strategy
 from magnitude.schedule.model_switch import need_of
 from magnitude.schedule.plan import ModelPlan
-from magnitude.schedule.planning import plan_models, residency_of
+from magnitude.schedule.planning import kept_context, plan_models, residency_of
 from magnitude.schedule.residency import EngineUp, Load, Loaded, Wanted
 
 MB = 1_000_000
@@ -76,6 +78,17 @@ def test_a_model_that_never_fits_is_left_out_with_the_sums(tmp_path: Path, caplo
     close(plans)
 
 
+def test_kv_that_is_cut_is_told_with_the_guards_sum(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    settings = msgspec.structs.replace(Settings(), kv=KvSettings(budget_bytes=900 * MB))
+    selection = Selection(at_start=(model("chat", 100, tmp_path),), pinned=frozenset({"chat"}))
+    with caplog.at_level(logging.WARNING):
+        plans, _ = plan_models(settings, selection, BoardFacts(usable_threads=2), 1200 * MB)
+    (record,) = [record for record in caplog.records if record.getMessage() == "KV cut to fit the memory"]
+    assert "more than 60% of the" in record.fields["reason"]  # type: ignore[attr-defined]
+    assert plans[0].kv_budget_bytes < 900 * MB
+    close(plans)
+
+
 @pytest.mark.parametrize("free_mb", [700, 900, 1500, 4000])
 def test_whatever_has_a_plan_is_loaded_when_it_is_asked_for(tmp_path: Path, free_mb: int) -> None:
     start = [model("chat", 200, tmp_path), model("e", 100, tmp_path)]
@@ -95,3 +108,25 @@ def test_whatever_has_a_plan_is_loaded_when_it_is_asked_for(tmp_path: Path, free
         now_s += 100.0
     assert set(left_out) | {plan.description.name for plan in plans} == {"chat", "e", "second", "third"}
     close(plans)
+
+
+@pytest.mark.parametrize(
+    ("fitted", "before", "context"),
+    [
+        (7190, 7100, 7100),  # a little more is free than last time
+        (7190, 7300, 7300),  # a little less
+        (7190, 5000, 7190),  # much more
+        (7190, 8000, 7190),  # much less
+        (8192, 8000, 8192),  # the configuration decides, not the memory
+        (8100, 8300, 8100),  # longer than is wanted now
+        (7190, 0, 7190),
+    ],
+)
+def test_a_context_that_the_memory_decides_stays_as_it_was_when_it_can(
+    fitted: int, before: int, context: int
+) -> None:
+    def strategy(context_length: int) -> Strategy:
+        return Strategy(threads=1, prefill_chunk=8, slots=4, context_length=context_length, kv_type="float32")
+
+    kept = kept_context(strategy(fitted), strategy(8192), before)
+    assert kept == strategy(context)

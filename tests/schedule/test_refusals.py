@@ -14,6 +14,7 @@ from magnitude.errors import (
     BudgetExceeded,
     DeadlineExceeded,
     EngineNotReady,
+    MemoryPressure,
     ModelError,
     ModelNotFound,
     Overloaded,
@@ -64,6 +65,13 @@ def test_a_model_that_does_not_fit() -> None:
     seat = Seat(left_out={"large": BudgetExceeded("too large")})
     rows = seat.play(lambda dispatcher: dispatcher.generate(task([1], model="large")), BudgetExceeded)
     assert rows == [("generate", "large", "out_of_memory", "memory_budget_exceeded")]
+
+
+def test_a_long_prompt_while_memory_is_short() -> None:
+    seat = Seat()
+    seat.dispatcher.long_prompts.refused = True
+    rows = seat.play(lambda dispatcher: dispatcher.generate(task([1])), MemoryPressure)
+    assert rows == [("generate", "m", "out_of_memory", "memory_pressure")]
 
 
 def test_an_embedding_whose_deadline_passes_while_it_waits() -> None:

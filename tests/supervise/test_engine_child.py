@@ -22,6 +22,7 @@ async def loss(code: str, *, end: str = "") -> EngineLoss:
 
 def test_variables_that_systemd_meant_for_the_service_do_not_reach_the_engine() -> None:
     environ = {"NOTIFY_SOCKET": "@x", "WATCHDOG_USEC": "1", "LISTEN_FDS": "1", "LISTEN_PID": "1", "PATH": "/bin"}
+    environ["FDSTORE"] = "64"
     assert child_environment(environ) == {"PATH": "/bin"}
 
 

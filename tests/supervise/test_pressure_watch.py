@@ -150,6 +150,18 @@ def test_what_cannot_be_watched_leaves_looking_now_and_then(blind: HostRoots, en
     run(blind, dict(environ), body)
 
 
+def test_a_file_that_is_not_the_kernels_is_not_written_to(tmp_path: Path) -> None:
+    text = "some avg10=0.00 avg60=0.00 avg300=0.00 total=0"
+    roots = write_tree(tmp_path, {"proc/self/cgroup": "0::/", "proc/pressure/memory": text})
+
+    async def body(alarms: Alarms) -> None:
+        alarms.watch.start()
+        assert alarms.watch.source == "none"
+
+    run(roots, {}, body)
+    assert (tmp_path / "proc/pressure/memory").read_text() == f"{text}\n"
+
+
 def test_a_group_without_a_trigger_falls_back_to_the_board(tmp_path: Path) -> None:
     tree = {
         "proc/self/cgroup": "0::/magnitude.service",

@@ -140,15 +140,19 @@ def test_a_group_that_fills_up_leads_step_by_step_to_a_new_engine_and_back(board
     board.use(91)
     board.until(lambda: board.memory()["step"] == "recycle", "the step recycle")
     board.until(lambda: board.state()["health"]["engine_pid"] not in (None, engine), "another engine")
-    board.use(30)
     board.until(board.ready, "readiness of the new engine")
-    assert board.complete(10, 52).status_code == 200
-    taken = [step["step"] for step in reversed(board.memory()["last_steps"])]
+    memory = board.memory()
+    taken = [step["step"] for step in reversed(memory["last_steps"])]
     assert list(dict.fromkeys(taken)) == ["trim", "shrink_kv", "unload_idle", "refuse_long", "recycle"]
-    assert all("%" in step["reason"] for step in board.memory()["last_steps"])
+    assert all("%" in step["reason"] for step in memory["last_steps"])
     metrics = board.admin.get("/metrics").text
     assert "magnitude_memory_step 5.0" in metrics
     assert 'magnitude_memory_steps_total{step="recycle"} 1.0' in metrics
+    assert board.complete(10, 53).status_code == 200
+
+    board.use(30)
+    board.until(lambda: board.memory()["step"] == "normal", "the step normal")
+    assert board.complete(40, 54).status_code == 200
     assert board.stop() == 0
 
 
@@ -163,3 +167,23 @@ def test_a_group_that_stays_full_with_a_new_engine_ends_the_service_with_the_sta
     assert len(steps) == 2
     assert log.index(steps[0]) < log.index(steps[1])
     assert "replacing the engine did not help" in log
+
+
+def test_an_engine_that_holds_more_than_was_planned_is_replaced_though_there_is_memory(board: BoardedService) -> None:
+    board.until(board.ready, "readiness")
+    engine = board.state()["health"]["engine_pid"]
+    held_kb = 700_000
+    write_tree(
+        board.board,
+        {
+            f"proc/{engine}/status": f"State: S\nVmRSS: {held_kb} kB\nRssAnon: {held_kb} kB\nVmSwap: 0 kB",
+            f"proc/{engine}/stat": f"{engine} (python) S {' '.join(['1'] * 20)}",
+        },
+    )
+    board.until(lambda: board.state()["health"]["engine_pid"] not in (None, engine), "another engine")
+    memory = board.memory()
+    assert memory["step"] == "normal"
+    assert [step["step"] for step in memory["last_steps"]] == ["recycle", "trim"]
+    assert "717 MB of its own" in memory["last_steps"][0]["reason"]
+    board.until(board.ready, "readiness of the new engine")
+    assert board.complete(10, 3).status_code == 200

@@ -122,4 +122,6 @@ def _show(rows: list[TaskRow], counts: dict[str, int]) -> None:
     by_outcome = ", ".join(
         f"{count} {outcome}" for outcome, count in sorted(counts.items(), key=lambda item: -item[1])
     )
-    console.print(f"{total} tasks on record{': ' if by_outcome else ''}{by_outcome}", markup=False)
+    console.print(
+        f"{total} task{'' if total == 1 else 's'} on record{': ' if by_outcome else ''}{by_outcome}", markup=False
+    )

@@ -19,7 +19,8 @@ from magnitude.paths import Paths, find_paths
 
 
 class DoctorContext(msgspec.Struct, frozen=True, kw_only=True):
-    """`python` is the interpreter that children are started with, `wall_clock` gives seconds since 1970."""
+    """`python` is the interpreter that children are started with, `wall_clock` gives seconds since 1970,
+    `monotonic` those of this boot."""
 
     settings: Settings
     paths: Paths
@@ -31,6 +32,7 @@ class DoctorContext(msgspec.Struct, frozen=True, kw_only=True):
     affinity: tuple[int, ...] = (0,)
     python: str = sys.executable
     wall_clock: Callable[[], float] = time.time
+    monotonic: Callable[[], float] = time.monotonic
 
     @property
     def models_folder(self) -> Path:

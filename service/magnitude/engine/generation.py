@@ -22,11 +22,12 @@ from magnitude.engine.protocol import (
     Generate,
     Message,
     PrefillProgress,
+    SlotContents,
     Tokens,
 )
 from magnitude.engine.sampling import F32, Choice, Sampler
 from magnitude.engine.slide import SlidingWindow, find_slid, header_ids
-from magnitude.engine.slot_header import SlotState, holds, trusted_length
+from magnitude.engine.slot_header import HASH_OF_NOTHING, SlotState, extend_hash, holds, trusted_length
 from magnitude.errors import ContextLengthExceeded, RequestError
 
 if TYPE_CHECKING:
@@ -64,13 +65,18 @@ def _reusable(request: Generate, kv: KvMemory, model_hash: str, ids: list[int], 
         return 0
     source = request.slot if request.kv_copy_from is None else request.kv_copy_from
     header, layout_id = kv.read_header(source), kv.layout.layout_id
+    known: SlotContents | None = None
     if running is not None:
         valid = min(wanted, running.common_with(ids))
     elif request.kv_holds is None:
         valid = min(wanted, trusted_length(header, model_hash, layout_id, ids))
+        known = SlotContents(tokens=len(ids), ids_hash=extend_hash(HASH_OF_NOTHING, ids)) if not valid else None
     else:
-        record = request.kv_holds
-        valid = wanted if holds(header, model_hash, layout_id, record.tokens, record.ids_hash) else 0
+        known = request.kv_holds
+        valid = wanted if holds(header, model_hash, layout_id, known.tokens, known.ids_hash) else 0
+    if not valid and known is not None and kv.holds_more(source, model_hash, known):
+        # The engine before was lost in the middle of a step, or the service before was, and never told.
+        valid = min(wanted, known.tokens)
     # The last piece of a prompt is always computed, and a source may have ended since it was chosen.
     if valid < wanted:
         log.info("slot %d: %d of %d positions are trusted, the rest is computed again", source, valid, wanted)

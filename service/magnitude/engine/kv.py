@@ -8,8 +8,16 @@ import os
 import numpy as np
 from numpy.typing import NDArray
 
-from magnitude.engine.kv_layout import KvLayout
-from magnitude.engine.slot_header import HEADER_BYTES, SlotHeader, SlotState, unpack_header
+from magnitude.engine.kv_layout import ID_BYTES, IDS_AT, KvLayout
+from magnitude.engine.protocol import SlotContents
+from magnitude.engine.slot_header import (
+    HEADER_BYTES,
+    SlotHeader,
+    SlotState,
+    holds_more,
+    stored_ids,
+    unpack_header,
+)
 from magnitude.errors import ModelError
 
 
@@ -52,6 +60,15 @@ class KvMemory:
         assert self._map is not None
         at = self.layout.header_offset(slot)
         return unpack_header(self._map[at : at + HEADER_BYTES])
+
+    def holds_more(self, slot: int, model_hash: str, contents: SlotContents) -> bool:
+        """Whether `slot` holds the `contents` and possibly further positions, by the ids that it has itself."""
+        assert self._map is not None
+        header = self.read_header(slot)
+        length = min(header.length, self.layout.max_len) if header is not None else 0
+        at = self.layout.header_offset(slot) + IDS_AT
+        stored = stored_ids(header, self._map[at : at + length * ID_BYTES])
+        return holds_more(header, stored, model_hash, self.layout.layout_id, contents)
 
     def open_slot(self, slot: int, model_hash: str) -> SlotState:
         assert self._map is not None

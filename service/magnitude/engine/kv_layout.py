@@ -3,7 +3,8 @@
 Pure arithmetic, shared by the service (which creates and frees the memory) and the engine (which maps it and
 binds it to ONNX Runtime by pointer).
 
-The file is: one header page a slot, then for each layer K and V as `[slots, kv_heads, padded_len, head_dim]`.
+The file is: one header a slot with the ids of its positions (`slot_header.py`), then for each layer K and V as
+`[slots, kv_heads, padded_len, head_dim]`.
 `padded_len` is `max_len` rounded up until a slot ends at a 64 KiB border, which is a page's border for every page
 size that Arm Linux uses (4, 16 and 64 KiB): a slot can be mapped by itself, and freeing its pages never touches its
 neighbour. The positions of the padding are never used and take no memory.
@@ -19,6 +20,9 @@ from magnitude.models.description import KV_ITEM_BYTES, DecoderShape, KvType
 
 ALIGN_BYTES = 65536
 LAYOUT_VERSION = 2
+# Where the ids of a slot's positions begin behind its header, which takes 230 bytes; 32 bits each.
+IDS_AT = 1024
+ID_BYTES = 4
 
 
 class KvLayout(msgspec.Struct, frozen=True, kw_only=True):
@@ -59,8 +63,13 @@ class KvLayout(msgspec.Struct, frozen=True, kw_only=True):
         return self.kv_heads * self.padded_len * self.head_dim * KV_ITEM_BYTES[self.kv_type]
 
     @property
+    def slot_header_bytes(self) -> int:
+        """Bytes of address space of one slot's header and ids: 64 KiB up to 16,128 positions."""
+        return -(-(IDS_AT + ID_BYTES * self.max_len) // ALIGN_BYTES) * ALIGN_BYTES
+
+    @property
     def header_bytes(self) -> int:
-        return ALIGN_BYTES * self.slots
+        return self.slot_header_bytes * self.slots
 
     @property
     def tensor_bytes(self) -> int:
@@ -71,7 +80,7 @@ class KvLayout(msgspec.Struct, frozen=True, kw_only=True):
         return self.header_bytes + 2 * self.layers * self.tensor_bytes
 
     def header_offset(self, slot: int) -> int:
-        return ALIGN_BYTES * slot
+        return self.slot_header_bytes * slot
 
     def tensor_offset(self, layer: int, value: bool, slot: int = 0) -> int:
         """Offset of `slot` in layer `layer`'s K (`value=False`) or V (`value=True`) tensor."""

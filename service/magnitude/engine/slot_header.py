@@ -4,17 +4,23 @@ A slot's header says what its positions hold, so that the next engine, or the se
 them. It is updated after each graph run in two phases: the sequence number is odd while the other fields change, so
 that a header torn by a kill is recognised. The header never claims more than the slot holds: it is shortened before
 positions are written again and lengthened after the run.
+
+Behind the header stand the ids themselves. Whoever finds the memory without knowing what was computed in it, as a
+service does that takes it over from the one before, reads them there. The engine writes them, because it alone is
+never behind: when the service is killed, tokens that it has not read yet are in the slot all the same.
 """
 
 from __future__ import annotations
 
 import mmap
 import struct
-from collections.abc import Iterable
+from array import array
+from collections.abc import Iterable, Sequence
 
 import msgspec
 
-from magnitude.engine.kv_layout import LAYOUT_VERSION
+from magnitude.engine.kv_layout import ID_BYTES, IDS_AT, LAYOUT_VERSION
+from magnitude.engine.protocol import SlotContents
 
 MAGIC = b"MAGKVSLT"
 # Constant part: magic, layout version, length of the names below, model hash, layout id.
@@ -22,6 +28,7 @@ _CONSTANT = struct.Struct("<8sIHH128s64s")
 # Changing part: sequence number, valid positions, hash of their token ids.
 _SEQUENCE = struct.Struct("<Q")
 _STATE = struct.Struct("<QQ")
+_ID = struct.Struct("=I")
 _SEQUENCE_AT = _CONSTANT.size
 _STATE_AT = _SEQUENCE_AT + _SEQUENCE.size
 HEADER_BYTES = _STATE_AT + _STATE.size
@@ -92,8 +99,36 @@ def trusted_length(header: SlotHeader | None, model_hash: str, layout_id: str, i
     return header.length
 
 
+def stored_ids(header: SlotHeader | None, data: bytes | memoryview) -> array[int] | None:
+    """The ids behind `header` in `data` (which begins with them), or None when they are not those that it means: it
+    was never written, or a part of the conversation was dropped from the slot (`slide.py`)."""
+    if header is None or header.length * ID_BYTES > len(data):
+        return None
+    ids = array("I", bytes(data[: header.length * ID_BYTES]))
+    return ids if extend_hash(HASH_OF_NOTHING, ids) == header.ids_hash else None
+
+
+def holds_more(
+    header: SlotHeader | None, stored: Sequence[int] | None, model_hash: str, layout_id: str, contents: SlotContents
+) -> bool:
+    """Whether the slot holds the `contents` of that model and possibly further positions, by the ids that are
+    `stored` behind the header: its engine was lost, or its service, before it could tell all that was computed."""
+    if header is None or stored is None or (header.model_hash, header.layout_id) != (model_hash, layout_id):
+        return False
+    beginning = stored[: contents.tokens]
+    return len(beginning) == contents.tokens and extend_hash(HASH_OF_NOTHING, beginning) == contents.ids_hash
+
+
+def _id_bytes(ids: Sequence[int]) -> bytes:
+    """A first id that stands for a slid slot is cut to 32 bits, so that it does not hash as the header says."""
+    try:
+        return array("I", ids).tobytes()
+    except OverflowError:
+        return array("I", [token & 0xFFFFFFFF for token in ids]).tobytes()
+
+
 class SlotState:
-    """Writes one slot's header while a generation runs in it. Costs about a microsecond a step."""
+    """Writes one slot's header and ids while a generation runs in it. Costs two microseconds a step."""
 
     def __init__(self, memory: mmap.mmap, offset: int, model_hash: str, layout_id: str) -> None:
         self._memory = memory
@@ -121,6 +156,7 @@ class SlotState:
             ids_hash=self.ids_hash,
         )
         self._memory[self._offset : self._offset + HEADER_BYTES] = pack_header(header)
+        self._write_ids(0, ids)
         self._sequence += 2
         _SEQUENCE.pack_into(self._memory, self._offset + _SEQUENCE_AT, self._sequence)
 
@@ -130,8 +166,9 @@ class SlotState:
         self.begin([])
         self.length, self.dropped = length, dropped
 
-    def extend(self, ids: Iterable[int], count: int) -> None:
+    def extend(self, ids: Sequence[int], count: int) -> None:
         """The positions of `ids` (`count` of them) have been written."""
+        self._write_ids(self.length, ids)  # beyond what the header claims so far
         self.length += count
         self.ids_hash = extend_hash(self.ids_hash, ids)
         memory, sequence_at = self._memory, self._offset + _SEQUENCE_AT
@@ -139,3 +176,11 @@ class SlotState:
         _STATE.pack_into(memory, self._offset + _STATE_AT, self.length, self.ids_hash)
         self._sequence += 2
         _SEQUENCE.pack_into(memory, sequence_at, self._sequence)
+
+    def _write_ids(self, first: int, ids: Sequence[int]) -> None:
+        start = self._offset + IDS_AT + first * ID_BYTES
+        if len(ids) == 1:  # as in each decode step
+            _ID.pack_into(self._memory, start, ids[0] & 0xFFFFFFFF)
+            return
+        data = _id_bytes(ids)
+        self._memory[start : start + len(data)] = data

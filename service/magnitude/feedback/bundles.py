@@ -29,6 +29,7 @@ from magnitude.engine.protocol import (
 from magnitude.errors import MagnitudeError
 from magnitude.feedback.run_series import RunFigures
 from magnitude.feedback.situation import PlanFacts, Situation
+from magnitude.governor.memory_state import MemoryState
 from magnitude.models.adapters import AdapterDescription
 from magnitude.models.description import ModelDescription
 from magnitude.persist import Unusable, sealed, unsealed
@@ -139,7 +140,8 @@ class RunsSeen(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class FailureBundle(msgspec.Struct, frozen=True, kw_only=True):
-    """One loss. `series` and `last_runs` lead up to it, the oldest first; `figures` is what runs usually take."""
+    """One loss. `series` and `last_runs` lead up to it, the oldest first; `figures` is what runs usually take,
+    `memory` what was seen of it last and done about it."""
 
     bundle_id: str
     stamp: Stamp
@@ -149,6 +151,7 @@ class FailureBundle(msgspec.Struct, frozen=True, kw_only=True):
     models: list[ServedModel]
     situation: Situation
     step_deadline_s: float
+    memory: MemoryState = MemoryState()
     series: list[Beat] = []
     last_runs: list[RunsSeen] = []
     figures: list[RunFigures] = []

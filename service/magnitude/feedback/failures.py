@@ -36,6 +36,7 @@ from magnitude.feedback.bundles import (
 )
 from magnitude.feedback.run_series import RunFigures
 from magnitude.feedback.situation import Situation
+from magnitude.governor.memory_state import MemoryState
 from magnitude.persist import write_atomic
 from magnitude.supervise.loss import EngineLoss
 
@@ -50,6 +51,9 @@ MAX_PER_HOUR = 12
 HOUR_S = 3600.0
 # Content of one loss: the prompts of a batch of long contexts fit, tensors of images may not.
 MAX_CONTENT_BYTES = 4 * 1024 * 1024
+# A bundle that the storage refused is tried again after a minute, then after twice as long each time.
+RETRY_FIRST_S = 60.0
+RETRY_MAX_S = 3600.0
 STOP_S = 5.0
 
 
@@ -70,6 +74,7 @@ class Surroundings(msgspec.Struct, frozen=True, kw_only=True):
     last_lines: Callable[[], Sequence[str]]
     figures: Callable[[], list[RunFigures]]
     versions: Callable[[], dict[str, str]]
+    memory: Callable[[], MemoryState]
     headroom_bytes: Callable[[], int | None]
     step_deadline_s: float
 
@@ -91,20 +96,27 @@ class FailureLog:
         self._skipped = 0
         self._writer: ThreadPoolExecutor | None = None
         self._under_way: set[Future[None]] = set()
+        self._refused: FailureBundle | None = None  # the newest that could not be written
+        self._refusals = 0
+        self._retry_at_s = 0.0
 
     # --- on the event loop ---
 
     def beat(self, heartbeat: Heartbeat) -> None:
-        """The engine breathes."""
+        """The engine breathes. Also the moment to try again what the storage refused."""
+        now_s = self._clocks.monotonic()
+        refused = self._refused
+        if refused is not None and now_s >= self._retry_at_s:
+            self._refused = None
+            self._submit(refused)
         self._beats.append(
             Beat(
-                at_s=self._clocks.monotonic(),
+                at_s=now_s,
                 steps=heartbeat.steps,
                 open_requests=heartbeat.open_requests,
                 busy_s=heartbeat.busy_s,
                 rss_bytes=heartbeat.rss_bytes,
-                # Of an idle engine nobody will want to know, and an idle board is left alone.
-                headroom_bytes=self._surroundings.headroom_bytes() if heartbeat.open_requests else None,
+                headroom_bytes=self._surroundings.headroom_bytes(),
             )
         )
 
@@ -139,6 +151,7 @@ class FailureLog:
             requests=requests,
             models=list(around.models()),
             situation=around.situation(),
+            memory=around.memory(),
             step_deadline_s=around.step_deadline_s,
             series=beats,
             last_runs=runs,
@@ -146,11 +159,7 @@ class FailureLog:
             last_lines=list(around.last_lines()),
             notes=notes,
         )
-        if self._writer is None:
-            self._writer = ThreadPoolExecutor(max_workers=1, thread_name_prefix="failures")
-        written = self._writer.submit(self._write, bundle)
-        self._under_way.add(written)
-        written.add_done_callback(self._under_way.discard)
+        self._submit(bundle)
 
     def close(self, timeout_s: float = STOP_S) -> None:
         """Returns when what is under way is written, or the storage takes too long. Blocks."""
@@ -167,6 +176,13 @@ class FailureLog:
         self._writer = None
 
     # --- inside ---
+
+    def _submit(self, bundle: FailureBundle) -> None:
+        if self._writer is None:
+            self._writer = ThreadPoolExecutor(max_workers=1, thread_name_prefix="failures")
+        written = self._writer.submit(self._write, bundle)
+        self._under_way.add(written)
+        written.add_done_callback(self._under_way.discard)
 
     def _requests(self, victims: Sequence[Victim]) -> tuple[list[FailedRequest], list[str]]:
         requests: list[FailedRequest] = []
@@ -195,7 +211,8 @@ class FailureLog:
             bundle = msgspec.structs.replace(bundle, bundle_id=f"{number:06d}-{bundle.loss.cause}")
             data = encoded(bundle)
             if len(data) > self._limits.max_bytes:
-                raise OSError(0, f"it takes {len(data)} bytes, more than records.failures_max_bytes")
+                log.warning("a failure is too large to be written down", extra={"fields": {"bytes": len(data)}})
+                return
             self._make_room(files, len(data))
             if free_bytes(self.folder) < self._limits.reserve_bytes + len(data):
                 raise OSError(0, f"less than {self._limits.reserve_bytes >> 20} MiB would stay free")
@@ -207,8 +224,15 @@ class FailureLog:
             if not self.off:
                 log.warning("failures are not written down", extra={"fields": {"why": reason}})
             self.off = reason
+            self._retry_at_s = self._clocks.monotonic() + min(
+                RETRY_FIRST_S * 2 ** min(self._refusals, 16), RETRY_MAX_S
+            )
+            self._refusals += 1
+            self._refused = bundle
             return
-        self.off = ""
+        if self.off:
+            log.info("failures are written down again")
+        self.off, self._refusals = "", 0
         log.info(
             "failure written down",
             extra={"fields": {"bundle": bundle.bundle_id, "requests": len(bundle.requests), "bytes": len(data)}},

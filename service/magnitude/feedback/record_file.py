@@ -22,7 +22,7 @@ from magnitude.board.storage import free_bytes
 from magnitude.errors import MagnitudeError
 from magnitude.feedback import record_table
 from magnitude.feedback.record_table import APPLICATION_ID, SCHEMA, STEPS
-from magnitude.feedback.records import Outcome, TaskRow
+from magnitude.feedback.records import TaskRow
 from magnitude.persist import set_aside, sync_folder
 
 if TYPE_CHECKING:
@@ -124,10 +124,6 @@ class RecordFile:
         except OSError:
             return False
         return (status.st_dev, status.st_ino) == self._identity
-
-    def recent(self, limit: int, outcomes: Sequence[Outcome] = ()) -> list[TaskRow]:
-        with _storage_errors(self.path):
-            return record_table.recent(self._connection, limit, outcomes)
 
     def close(self) -> None:
         """Merges the log into the file. Never raises."""

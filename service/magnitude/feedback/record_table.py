@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from magnitude.board.boot import Stamp
-from magnitude.feedback.records import Outcome, TaskRecord, TaskRow
+from magnitude.feedback.records import FAILURES, Outcome, TaskRecord, TaskRow
 from magnitude.feedback.situation import PlanFacts, Situation
 
 if TYPE_CHECKING:
@@ -46,6 +46,7 @@ _SITUATION_COLUMNS = (
     "engine_rss_bytes",
     "memory_headroom_bytes",
     "memory_limit_bytes",
+    "memory_step",
     "temperature_c",
 )
 _COLUMNS = ("wall_s", "at_s", "boot", "plan", *_TASK_COLUMNS, *_SITUATION_COLUMNS)
@@ -83,6 +84,7 @@ STEPS: tuple[tuple[str, ...], ...] = (
             engine_rss_bytes INTEGER,
             memory_headroom_bytes INTEGER,
             memory_limit_bytes INTEGER,
+            memory_step TEXT NOT NULL,
             temperature_c REAL
         )""",
         # Failures are few and asked for alone; an index over all rows would double what each task writes.
@@ -129,6 +131,11 @@ def recent(connection: sqlite3.Connection, limit: int, outcomes: Sequence[Outcom
             f"{_SELECT} WHERE outcome IN ({marks}) {failures} ORDER BY tasks.id DESC LIMIT ?", (*outcomes, limit)
         )
     return [_row(values) for values in found.fetchall()]
+
+
+def failures(connection: sqlite3.Connection, limit: int) -> list[TaskRow]:
+    """The newest of the tasks that went wrong."""
+    return recent(connection, limit, FAILURES)
 
 
 def counts(connection: sqlite3.Connection) -> dict[str, int]:

@@ -12,7 +12,6 @@ from typing import Protocol
 
 from magnitude import __version__
 from magnitude.board.boot import Clocks
-from magnitude.board.memory import MemorySnapshot
 from magnitude.config.records import RecordsSettings
 from magnitude.engine.protocol import Heartbeat, Hello
 from magnitude.errors import MagnitudeError
@@ -21,7 +20,9 @@ from magnitude.feedback.failures import FailureLimits, FailureLog, Surroundings
 from magnitude.feedback.record_file import DAY_S, RecordLimits
 from magnitude.feedback.record_store import RecordStore
 from magnitude.feedback.records import Feedback, TaskRow
-from magnitude.feedback.situation import EngineFigures, PlanFacts, Situations
+from magnitude.feedback.situation import PlanFacts, Situations
+from magnitude.governor.memory_sight import MemorySight
+from magnitude.governor.memory_state import MemoryState
 from magnitude.supervise.loss import EngineLoss
 
 log = logging.getLogger(__name__)
@@ -42,6 +43,18 @@ class EngineSeen(Protocol):
     def hello(self) -> Hello | None: ...
 
 
+class MemorySeen(Protocol):
+    """What is told of memory, as it was seen last."""
+
+    @property
+    def sight(self) -> MemorySight: ...
+
+    @property
+    def step(self) -> str: ...
+
+    def state(self) -> MemoryState: ...
+
+
 class Recorder:
     """Built by the service and asked by it. `feedback` is where tasks are told; `store` is None when none are to be
     kept."""
@@ -56,7 +69,7 @@ class Recorder:
         load: Callable[[], tuple[int, int]],
         plan: Callable[[str], PlanFacts | None],
         models: Callable[[], Sequence[ServedModel]],
-        memory: Callable[[], MemorySnapshot],
+        memory: Callable[[], MemorySeen],
         last_lines: Callable[[], Sequence[str]],
         step_deadline_s: float,
         clocks: Clocks | None = None,
@@ -70,11 +83,10 @@ class Recorder:
         self._situations = Situations(
             plan=plan,
             load=load,
-            engine=lambda: EngineFigures(
-                restarts=restarts(), rss_bytes=engine.heartbeat.rss_bytes if engine.heartbeat else None
-            ),
-            memory=memory,
-            clock=clocks.monotonic,
+            restarts=restarts,
+            engine_rss_bytes=lambda: engine.heartbeat.rss_bytes if engine.heartbeat else None,
+            memory=lambda: memory().sight,
+            memory_step=lambda: memory().step,
         )
         self.store: RecordStore | None = None
         if settings.max_bytes:
@@ -90,7 +102,8 @@ class Recorder:
                 last_lines=last_lines,
                 figures=self.feedback.runs.figures,
                 versions=self._versions,
-                headroom_bytes=lambda: self._situations.memory().headroom_bytes,
+                memory=lambda: memory().state(),
+                headroom_bytes=lambda: memory().sight.room_bytes,
                 step_deadline_s=step_deadline_s,
             ),
             clocks=clocks,

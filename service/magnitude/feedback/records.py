@@ -25,6 +25,7 @@ _BY_CODE: dict[str, Outcome] = {
     "engine_gone": "killed",
     "out_of_memory": "out_of_memory",
     "memory_budget_exceeded": "out_of_memory",
+    "memory_pressure": "out_of_memory",
     "queue_full": "refused",
     "engine_not_ready": "refused",
     "request_quarantined": "refused",

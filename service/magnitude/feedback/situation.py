@@ -3,17 +3,12 @@
 from __future__ import annotations
 
 import hashlib
-import time
 from collections.abc import Callable
 from functools import cached_property
 
 import msgspec
 
-from magnitude.board.memory import MemorySnapshot
-
-# Reading the memory of all control groups takes a few tenths of a millisecond; within so many seconds a task more or
-# less does not change the picture.
-MEMORY_FRESH_S = 5.0
+from magnitude.governor.memory_sight import MemorySight
 
 
 class PlanFacts(msgspec.Struct, frozen=True, kw_only=True, dict=True):
@@ -37,7 +32,8 @@ class PlanFacts(msgspec.Struct, frozen=True, kw_only=True, dict=True):
 
 
 class Situation(msgspec.Struct, frozen=True, kw_only=True):
-    """The moment at which a task ended. None: nobody measures it here."""
+    """The moment at which a task ended. `memory_headroom_bytes`: the least that was left anywhere; `memory_step`: how
+    far the governor had gone about a shortage. None: nobody measures it here."""
 
     queue_depth: int = 0
     running: int = 0
@@ -45,55 +41,47 @@ class Situation(msgspec.Struct, frozen=True, kw_only=True):
     engine_rss_bytes: int | None = None
     memory_headroom_bytes: int | None = None
     memory_limit_bytes: int | None = None
+    memory_step: str = ""
     temperature_c: float | None = None
     plan: PlanFacts | None = None
 
 
-class EngineFigures(msgspec.Struct, frozen=True, kw_only=True):
-    restarts: int = 0
-    rss_bytes: int | None = None
-
-
 class Situations:
-    """Puts the situation together from those who know its parts. Called on the event loop, once a task."""
+    """Puts the situation together from those who know its parts. Called on the event loop, once a task: nobody who is
+    asked reads anything."""
 
     def __init__(
         self,
         *,
         plan: Callable[[str], PlanFacts | None],
         load: Callable[[], tuple[int, int]],
-        engine: Callable[[], EngineFigures],
-        memory: Callable[[], MemorySnapshot],
+        restarts: Callable[[], int],
+        engine_rss_bytes: Callable[[], int | None],
+        memory: Callable[[], MemorySight],
+        memory_step: Callable[[], str],
         temperature_c: Callable[[], float | None] = lambda: None,
-        clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        """`load` gives waiting and running requests, `plan` how a model of that name runs."""
+        """`load` gives waiting and running requests, `plan` how a model of that name runs, `memory` what was seen of
+        it last."""
         self._plan = plan
         self._load = load
-        self._engine = engine
-        self._read_memory = memory
+        self._restarts = restarts
+        self._engine_rss_bytes = engine_rss_bytes
+        self._memory = memory
+        self._memory_step = memory_step
         self._temperature_c = temperature_c
-        self._clock = clock
-        self._memory: MemorySnapshot | None = None
-        self._read_at_s = 0.0
-
-    def memory(self) -> MemorySnapshot:
-        """Not older than `MEMORY_FRESH_S`."""
-        now_s = self._clock()
-        if self._memory is None or now_s - self._read_at_s >= MEMORY_FRESH_S:
-            self._memory, self._read_at_s = self._read_memory(), now_s
-        return self._memory
 
     def of(self, model: str) -> Situation:
-        memory, engine = self.memory(), self._engine()
+        memory = self._memory()
         waiting, running = self._load()
         return Situation(
             queue_depth=waiting,
             running=running,
-            engine_restarts=engine.restarts,
-            engine_rss_bytes=engine.rss_bytes,
-            memory_headroom_bytes=memory.headroom_bytes,
+            engine_restarts=self._restarts(),
+            engine_rss_bytes=self._engine_rss_bytes(),
+            memory_headroom_bytes=memory.room_bytes,
             memory_limit_bytes=memory.limit_bytes,
+            memory_step=self._memory_step(),
             temperature_c=self._temperature_c(),
             plan=self._plan(model),
         )

@@ -60,7 +60,7 @@ class Growth:
             return False
         # One that has served twice the wait without growing was only unlucky.
         self._wait_s = GROWTH_FIRST_S if since_last_s > 2 * self._wait_s else min(GROWTH_MOST_S, 2 * self._wait_s)
-        self._recycled_s, self._since_s, self._trimmed = now_s, None, False
+        self._recycled_s = now_s  # trimming again is of no use while the next one is on its way
         return True
 
 

@@ -31,7 +31,8 @@ class MemorySight(msgspec.Struct, frozen=True, kw_only=True):
 
     `own_bytes` is held by the service and its engines, KV included. `stall_percent` is the share of time in which
     everything waited for memory. `alarmed`: the kernel has just reported a shortage. `high_events` counts the times
-    that the kernel throttled a process of ours, since the group was made. `busy`: requests are open.
+    that the kernel throttled a process of ours, since the group was made. `busy`: an engine serves, and
+    requests are open.
     """
 
     limit_bytes: int | None = None
@@ -70,18 +71,19 @@ def sight_of(
     busy: bool = False,
     runs: int | None = None,
     planned_bytes: int | None = None,
+    kv_bytes: int = 0,
     own_percent: float = OWN_SHARE_PERCENT,
 ) -> MemorySight:
     """The nearest of all limits, and the signals beside it.
 
     A group's memory.high counts as a limit: beyond it the kernel throttles. So does the board itself. Without any
     limit of a group the service keeps to `own_percent` of the board. `runs` and `planned_bytes` are those of the
-    engine that serves, `engine_pid`.
+    engine that serves, `engine_pid`; `kv_bytes` are held by all KV, whoever has mapped it.
     """
     memory = reading.memory
     processes = [*([reading.service] if reading.service else []), *reading.engines]
-    # Shared memory is the KV, which all of them map: the one that maps most has nearly all of it.
-    shared_bytes = max((process.shared_bytes for process in processes), default=0)
+    # Shared memory is the KV, which all of them map; a new engine has not touched what the last one left.
+    shared_bytes = max((kv_bytes, *(process.shared_bytes for process in processes)))
     own_bytes = sum(process.own_bytes for process in processes) + shared_bytes if processes else None
     bounds: list[_Bound] = []
     for group in reading.groups:

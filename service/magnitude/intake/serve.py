@@ -19,6 +19,10 @@ from magnitude.intake.sockets import ListeningSocket
 _KEEP_ALIVE_S = 20
 # Request line and headers; browsers and proxies stay below 16 KB, long tokens in headers do not.
 _MAX_HEAD_BYTES = 64 * 1024
+# After the last connection is taken, so many turns of the loop and so much time until its request is read: the turns
+# for a loop that is slow, the time for a client that has connected and is about to send.
+_LAST_TURNS = 5
+_LAST_TURN_S = 0.02
 
 
 class _Server(uvicorn.Server):
@@ -32,6 +36,16 @@ class _Server(uvicorn.Server):
         await super().startup(sockets=sockets)
         if self._on_started is not None:
             self._on_started()
+
+    async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+        """Take no further connections, read what the last ones ask, then stop as uvicorn does. It closes those that
+        have asked nothing: their clients would see neither an answer nor a refusal, where the next service, to which
+        a socket of the service manager passes, would have served them."""
+        for server in self.servers:
+            server.close()
+        for _ in range(_LAST_TURNS):
+            await asyncio.sleep(_LAST_TURN_S)
+        await super().shutdown(sockets)
 
     @contextlib.contextmanager
     def capture_signals(self) -> Generator[None, None, None]:

@@ -15,11 +15,12 @@ from typing import Any
 from magnitude.config.kv import KvSettings
 from magnitude.errors import MagnitudeError
 from magnitude.schedule.inference import GenerationTask, KeptConversation
+from magnitude.schedule.kept_memory import KeptMemory
 from magnitude.schedule.plan import ModelPlan
 from magnitude.schedule.save_policy import HOUR_S, Candidate, SavedFile, SavePolicy, covering
 from magnitude.schedule.saved_slot import SavedSlot, token_bytes
 from magnitude.schedule.slot_files import SlotFiles
-from magnitude.schedule.slot_terms import IdleSlot, Known, Placement, Wanted
+from magnitude.schedule.slot_terms import IdleSlot, Known, Placement, SlotRecord, Wanted
 
 log = logging.getLogger("magnitude.schedule")
 
@@ -34,7 +35,7 @@ RATE_TOKENS = 64
 
 class Conversations:
     """`plans` are the served models by name; `files` None: nothing is ever saved. `changed` is called when slots or
-    memory came free."""
+    memory came free. `kept` leaves what is in memory to the next service; None: nothing is left to it."""
 
     def __init__(
         self,
@@ -43,9 +44,11 @@ class Conversations:
         settings: KvSettings,
         files: SlotFiles | None,
         changed: Callable[[], None],
+        kept: KeptMemory | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._plans = plans
+        self._kept = kept
         self._settings = settings
         self._files = files
         self._changed = changed
@@ -56,6 +59,7 @@ class Conversations:
         self._restore_bytes_per_s = 0.0  # of the last restore; 0: none yet
         self._unsaved: set[tuple[str, int]] = set()  # slots whose request asked never to be written to disk
         self._tasks: set[asyncio.Task[None]] = set()
+        self._closing = False
 
     # --- requests ---
 
@@ -78,13 +82,13 @@ class Conversations:
             reuse=task.keep_kv,
         )
         placement = plan.table.place(wanted, self._clock())
-        self._clean(plan)
         if placement is not None:
             slot = (plan.description.name, placement.slot)
             if task.save_kv:
                 self._unsaved.discard(slot)
             else:
                 self._unsaved.add(slot)
+        self._changed_in(plan)
         return placement
 
     async def restore(self, plan: ModelPlan, placement: Placement) -> bool:
@@ -106,10 +110,14 @@ class Conversations:
                 self._tell_rates(plan)
                 fields = {"model": plan.description.name, "tokens": saved.tokens, "restore_s": round(restore_s, 3)}
                 log.info("conversation restored", extra={"fields": fields})
+                plan.table.rewritten(placement.slot)
+                self._changed_in(plan)
                 return True
         self._saved.pop(placement.saved, None)
         plan.table.drop_saved(placement.saved)
         plan.table.spoiled(placement.slot)
+        plan.table.rewritten(placement.slot)
+        self._changed_in(plan)
         return False
 
     def progressed(self, plan: ModelPlan, request_id: int, valid_tokens: int) -> None:
@@ -136,7 +144,7 @@ class Conversations:
         scope = plan.scope(task.client, task.adapter)
         held = plan.kv.held_tokens(slot, scope.model_hash, ids) if ids else 0
         plan.table.finished(request_id, ids[:held], self._clock())
-        self._clean(plan)
+        self._changed_in(plan)
 
     # --- what people ask ---
 
@@ -165,16 +173,23 @@ class Conversations:
 
     async def forget(self, client: str | None, model: str | None) -> int:
         """Drop everything that is kept of `client` (None: of everybody); how many conversations there were."""
-        forgotten = 0
-        for name, plan in self._plans.items():
-            if plan.table is not None and model in (None, name):
-                forgotten += plan.table.forget(client).slots
-                self._clean(plan)
+        forgotten = self.forget_in_memory(client, model)
         if self._files is not None:
             forgotten += await asyncio.to_thread(self._files.delete_all, client, model)
             for saved in list(self._saved.values()):
                 if client in (None, saved.scope.owner) and model in (None, saved.scope.model):
                     self._drop_saved(saved.saved_id)
+        return forgotten
+
+    def forget_in_memory(self, client: str | None, model: str | None = None) -> int:
+        """As `forget`, but for what is on the disk."""
+        forgotten = 0
+        for name, plan in self._plans.items():
+            if plan.table is not None and model in (None, name):
+                forgotten += plan.table.forget(client).slots
+                self._changed_in(plan)
+                if self._kept is not None:
+                    self._kept.forget_earlier(plan)
         return forgotten
 
     @property
@@ -208,18 +223,33 @@ class Conversations:
                 log.exception("idle conversations could not be looked at")
 
     async def close(self) -> None:
-        """Save what the next start can use, once no engine writes any more, and give all memory back."""
+        """Save what the next start can use, once no engine writes any more, and give all memory back but what
+        outlives this service."""
         if self._tasks:
             await asyncio.wait(self._tasks)
+        self._closing = True
         try:
-            await self._look(at_stop=True)
+            # In the middle of a restart a copy on the disk would make people wait, and wear flash, for nothing.
+            if self._kept is None or not await self._kept.continues():
+                await self._look(at_stop=True)
         except Exception:
             log.exception("conversations could not be saved")
+        for name, slot in self._unsaved:
+            plan = self._plans[name]
+            if plan.table is not None:
+                plan.table.spoiled(slot)
+                self._changed_in(plan)
         if self._tasks:
             await asyncio.wait(self._tasks)
+        if self._kept is not None:
+            self._kept.close(self._plans)
         for plan in self._plans.values():
             if plan.kv is not None:
                 plan.kv.close()
+
+    def _stays(self, plan: ModelPlan) -> bool:
+        """Whether what is saved now stays in memory as well, where the next service finds it sooner."""
+        return self._closing and self._kept is not None and self._kept.keeps(plan)
 
     async def leave(self, model: str) -> None:
         """The model leaves memory: save what the policy allows of its idle conversations, and give all of them up."""
@@ -231,7 +261,7 @@ class Conversations:
         except Exception:
             log.exception("conversations of a model that leaves could not be saved")
         table.evict_all()
-        self._clean(self._plans[model])
+        self._changed_in(self._plans[model])
 
     async def shrink(self, share: float) -> None:
         """Memory is short: save idle conversations, as many as the policy allows, and keep all KV within `share` of
@@ -250,7 +280,7 @@ class Conversations:
                 held_bytes = min(budget_bytes, plan.table.figures().resident_bytes)
                 budget_bytes = min(budget_bytes, max(one_bytes, int(share * held_bytes)))
             plan.table.set_budget(budget_bytes, self._clock())
-            self._clean(plan)
+            self._changed_in(plan)
         self._changed()
 
     async def _find_saved(self) -> None:
@@ -334,12 +364,14 @@ class Conversations:
     def _free(self, plan: ModelPlan, slot: int, saved_id: str) -> None:
         """Give back the memory of a conversation that is on disk, near enough."""
         assert plan.table is not None
+        if self._stays(plan):
+            return
         try:
             plan.table.begin_save(slot)
         except ValueError:
             return  # somebody has taken it meanwhile
         plan.table.save_done(slot, saved_id, free=True)
-        self._clean(plan)
+        self._changed_in(plan)
 
     async def _save(self, plan: ModelPlan, idle: IdleSlot) -> None:
         assert plan.table is not None and plan.kv is not None and self._files is not None
@@ -363,8 +395,10 @@ class Conversations:
             if saved is None:
                 superseded = plan.table.save_done(idle.slot, None, free=False)
             else:
-                superseded = plan.table.save_done(idle.slot, saved.saved_id, free=True, size_bytes=saved.size_bytes)
-            self._clean(plan)
+                superseded = plan.table.save_done(
+                    idle.slot, saved.saved_id, free=not self._stays(plan), size_bytes=saved.size_bytes
+                )
+            self._changed_in(plan)
         await self._delete(superseded)
 
     async def _delete(self, saved_ids: list[str] | tuple[str, ...]) -> None:
@@ -381,10 +415,20 @@ class Conversations:
 
     # --- memory ---
 
-    def _clean(self, plan: ModelPlan) -> None:
+    def _changed_in(self, plan: ModelPlan) -> None:
+        """Carry out what the table of the plan has decided: note it for the next service, then clean slots."""
         assert plan.table is not None
+        records = plan.table.take_changes()
+        if self._kept is not None and records:
+            self._kept.write(plan, [self._noted(plan, record) for record in records])
         for slot in plan.table.take_cleanups():
             self._start(self._clean_slot(plan, slot))
+
+    def _noted(self, plan: ModelPlan, record: SlotRecord) -> SlotRecord:
+        """What was never to be written down does not outlive the service either."""
+        if (plan.description.name, record.slot) in self._unsaved:
+            return SlotRecord(slot=record.slot, state="empty")
+        return record
 
     async def _clean_slot(self, plan: ModelPlan, slot: int) -> None:
         assert plan.table is not None and plan.kv is not None

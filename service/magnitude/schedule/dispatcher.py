@@ -6,7 +6,6 @@ It implements `schedule.inference.Inference`. It lives on the service's event lo
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import copy
 import itertools
 import time
@@ -19,14 +18,13 @@ from magnitude.config.kv import KvSettings
 from magnitude.config.schedule import ScheduleSettings
 from magnitude.engine.client import EngineLink
 from magnitude.engine.protocol import Failed, Finished, PrefillProgress, Tensor, TensorInfo, ToService
-from magnitude.errors import EngineNotReady, MagnitudeError, Quarantined
+from magnitude.errors import EngineNotReady, MagnitudeError
 from magnitude.feedback.records import Feedback, TaskRecord
 from magnitude.governor.memory_state import MemoryState
 from magnitude.models.description import ModelDescription
 from magnitude.schedule.admission import Admission
-from magnitude.schedule.arrivals import Arrivals
 from magnitude.schedule.conversations import Conversations
-from magnitude.schedule.demand import Demand, DemandTeller, demands, waits
+from magnitude.schedule.demand import waits
 from magnitude.schedule.engine_errors import error_from
 from magnitude.schedule.events import (
     Ended,
@@ -57,28 +55,25 @@ from magnitude.schedule.inference import (
     ServiceState,
     VectorsResult,
 )
+from magnitude.schedule.kept_memory import KeptMemory
 from magnitude.schedule.long_prompts import LongPrompts
 from magnitude.schedule.open_generation import OpenGeneration
-from magnitude.schedule.open_tasks import OpenTask, fingerprint
+from magnitude.schedule.open_tasks import OpenTask
 from magnitude.schedule.plan import ModelPlan
-from magnitude.schedule.quarantine import Progress, Quarantine
+from magnitude.schedule.presence import Presence
 from magnitude.schedule.refusals import Refusals
+from magnitude.schedule.replacement import replace_engine
 from magnitude.schedule.report import EngineView, figures_of, health_of, state_of
-from magnitude.schedule.residency import State
 from magnitude.schedule.runs import Runs
 from magnitude.schedule.served_models import ServedModels
 from magnitude.schedule.slot_files import SlotFiles
 from magnitude.schedule.slot_terms import Placement
+from magnitude.schedule.suspicion import Suspicion
 from magnitude.supervise.lifecycle import Phase
 from magnitude.supervise.loss import EngineLoss
 
 if TYPE_CHECKING:
     from magnitude.schedule.model_switch import ModelSwitch
-
-
-# Who asks for another engine waits so long for it: a spare is started first where there is none (20 s at most), and
-# then it loads. On a slow card that takes longer; the answer says then that it is not there yet.
-RECYCLE_WITHIN_S = 60.0
 
 
 class Dispatcher:
@@ -100,6 +95,7 @@ class Dispatcher:
         schedule: ScheduleSettings | None = None,
         kv: KvSettings | None = None,
         files: SlotFiles | None = None,
+        kept: KeptMemory | None = None,
         left_out: Mapping[str, MagnitudeError] | None = None,
         storage_off: Callable[[], Sequence[str]] = list,
         on_loss: Callable[[EngineLoss, list[OpenTask], int | None], None] = lambda loss, tasks, refused: None,
@@ -112,17 +108,21 @@ class Dispatcher:
             settings=kv or KvSettings(),
             files=files,
             changed=self._places_changed,
+            kept=kept,
             clock=clock,
         )
         self._execution = Execution(self.models_served, self.conversations, ended=self._ended, paused=self._paused)
         self._open = self._execution.open
-        self._switch: ModelSwitch | None = None
-        self._demand = DemandTeller(self.models_served.by_name, self._demands, self._tell_demand)
-        self._arrivals = Arrivals(max_queue, self._demand.changed)
+        self._presence = Presence(
+            self.models_served.by_name,
+            max_queue=max_queue,
+            open_tasks=self._open.values,
+            engine_up=lambda: engine.lifecycle.phase is Phase.UP,
+        )
         self._refusals = Refusals(feedback)
         self._runs = Runs(
             self.models_served,
-            present=self._present,
+            present=self._presence.present,
             submit=self._submit,
             close=self._closed,
             withdraw=self._withdraw,
@@ -145,8 +145,7 @@ class Dispatcher:
         self.memory_state: Callable[[], MemoryState] = MemoryState  # as others see it
         self._compute_slots: dict[str, int] = {}
         self.long_prompts = LongPrompts()
-        self._quarantine = Quarantine()
-        self._suspects: dict[int, Progress] = {}  # how far they were when their engine was lost
+        self._suspicion = Suspicion(clock)
         self._on_loss = on_loss
         self._timer: asyncio.TimerHandle | None = None
 
@@ -167,14 +166,11 @@ class Dispatcher:
         """The engine is gone: what ran goes on with the next one, as what waits does. A request that was the reason
         is refused."""
         self._execution.engine_down()
-        running = {task.request_id: task for task in self._open.values() if task.in_engine}
-        progress = {request_id: task.progress for request_id, task in running.items()}
-        verdict = self._quarantine.lost(loss, progress)
-        self._on_loss(loss, list(running.values()), verdict.refused)
-        self._suspects |= {request_id: progress[request_id] for request_id in verdict.suspects}
-        self._decide(EngineDown(verdict.suspects))
-        if verdict.refused is not None:
-            self._refuse_for_good(running[verdict.refused], loss)
+        lost = self._suspicion.lost(loss, self._open.values())
+        self._on_loss(loss, lost.held, lost.refused.request_id if lost.refused is not None else None)
+        self._decide(EngineDown(lost.suspects))
+        if lost.refused is not None:
+            self._suspicion.refuse(lost.refused, loss)
         if self._engine.lifecycle.struggling:
             self._refuse_open()
 
@@ -204,35 +200,32 @@ class Dispatcher:
         elif isinstance(message, PrefillProgress):
             plan = self.models_served.by_name[task.model]
             self.conversations.progressed(plan, task.request_id, message.done_tokens)
-        before = self._suspects.get(task.request_id)
-        if before is not None and task.progress > before:
-            del self._suspects[task.request_id]
+        if self._suspicion.proved(task):
             self._decide(Proved(task.request_id))
 
     # --- which models are in memory ---
 
     def use(self, switch: ModelSwitch) -> None:
         """From now on `switch` says which models are in memory, and is told which are needed."""
-        self._switch = switch
+        self._presence.use(switch)
 
     def models_changed(self) -> None:
         """Other models than before are ready to start requests."""
-        for name, plan in self.models_served.by_name.items():
-            if self.ready(name, begun=False):
-                self._arrivals.there(name)
-                # Loading may have measured how many generations should run at once.
-                if plan.kv is not None and self._compute_slots.get(name) != plan.compute_slots:
-                    self._compute_slots[name] = plan.compute_slots
-                    self._decide(SetComputeSlots(name, plan.compute_slots))
+        for name in self._presence.come():
+            plan = self.models_served.by_name[name]
+            # Loading may have measured how many generations should run at once.
+            if plan.kv is not None and self._compute_slots.get(name) != plan.compute_slots:
+                self._compute_slots[name] = plan.compute_slots
+                self._decide(SetComputeSlots(name, plan.compute_slots))
         self._decide(PlacesChanged())
-        self._demand.forget()
+        self._presence.forget_told()
 
     def refuse(self, model: str, error: MagnitudeError) -> None:
         """Fail everything that waits for the model."""
         for task in [task for task in self._open.values() if task.model == model and waits(task)]:
             task.fail(copy.copy(error))
             task.withdraw()
-        self._arrivals.refuse(model, error)
+        self._presence.arrivals.refuse(model, error)
 
     # --- when memory is short ---
 
@@ -247,15 +240,14 @@ class Dispatcher:
         for task in [task for task in self._open.values() if task is not kept]:
             task.fail(copy.copy(error))
             task.withdraw()
-        for model in self._arrivals.models():
-            self._arrivals.refuse(model, error)
+        self._presence.refuse(lambda model: error)
 
     # --- settings that may change while it runs ---
 
     def tune(self, *, aliases: Mapping[str, str], max_queue: int, schedule: ScheduleSettings, kv: KvSettings) -> None:
         """New settings, from the next decision on. Of `kv` only the bounds of saving count."""
         self.models_served.aliases = dict(aliases)
-        self._arrivals.max_queue = max_queue
+        self._presence.arrivals.max_queue = max_queue
         self._runs.tune(schedule, max_queue)
         self.conversations.tune(kv)
         self._admission.tune(max_queue=max_queue, aging_s=schedule.aging_s, utilisation=schedule.utilisation)
@@ -287,8 +279,7 @@ class Dispatcher:
         if refusal is not None:
             raise refusal
         if plan.signature is None:
-            if self._switch is not None:
-                self._switch.wanted(plan.description.name)
+            self._presence.wanted(plan.description.name)
             raise EngineNotReady(f"{plan.description.name} is not loaded yet", hint="Ask again in a moment")
         return plan.signature
 
@@ -297,10 +288,10 @@ class Dispatcher:
             "generate", task.model, len(task.prompt), task=task.task, request=task.request_key
         ):
             plan = self.models_served.usable(task.model, ("decoder",), "generate text")
-        adapter = self.models_served.resolve(task.model)[1]
-        task = msgspec.structs.replace(task, model=plan.description.name, adapter=adapter)
-        known = self.conversations.known(plan, task)
-        self.long_prompts.check(len(task.prompt) - known.tokens)
+            adapter = self.models_served.resolve(task.model)[1]
+            task = msgspec.structs.replace(task, model=plan.description.name, adapter=adapter)
+            known = self.conversations.known(plan, task)
+            self.long_prompts.check(len(task.prompt) - known.tokens)
         generation = OpenGeneration(
             self.next_id(),
             task,
@@ -309,21 +300,7 @@ class Dispatcher:
             close=self._closed,
             withdraw=self._withdraw,
         )
-        submit = Submit(
-            generation.request_id,
-            "generation",
-            plan.description.name,
-            client=task.client,
-            priority=task.priority,
-            deadline=task.deadline,
-            task=task.task,
-            conversation=task.conversation or known.conversation,
-            continuing=bool(known.conversation),
-            expect=task.expect,
-            tokens=len(task.prompt) - known.tokens,
-            max_new_tokens=task.max_new_tokens,
-        )
-        self._submit(generation, submit)
+        self._submit(generation, generation.submission(known))
         return generation
 
     async def embed(
@@ -390,17 +367,8 @@ class Dispatcher:
         return await self.conversations.forget(client, model)
 
     async def recycle(self, reason: str) -> Recycled:
-        if self._engine.lifecycle.phase is not Phase.UP:
-            raise EngineNotReady(
-                f"there is no engine to replace: {self._engine.lifecycle.reason}", hint="Ask again once it serves"
-            )
-        started_s, held = self._clock(), sum(task.in_engine for task in self._open.values())
-        with contextlib.suppress(TimeoutError):
-            # Shielded: who asked may leave, the engine is replaced all the same.
-            await asyncio.wait_for(asyncio.shield(self._engine.recycle(reason)), RECYCLE_WITHIN_S)
-        return Recycled(
-            reason=reason, engine_pid=self._engine.pid, took_s=self._clock() - started_s, open_requests=held
-        )
+        held = sum(task.in_engine for task in self._open.values())
+        return await replace_engine(self._engine, reason, open_requests=held, clock=self._clock)
 
     def begun_models(self) -> set[str]:
         """Models of the requests that an engine has held already."""
@@ -417,7 +385,7 @@ class Dispatcher:
         )
 
     def state(self) -> ServiceState:
-        residency = {name: self._residency(plan) for name, plan in self.models_served.by_name.items()}
+        residency = {name: self._presence.residency(name) for name in self.models_served.by_name}
         return state_of(
             self.plans(),
             self._engine,
@@ -436,7 +404,7 @@ class Dispatcher:
 
     @property
     def waiting(self) -> int:
-        return self._admission.waiting + self._arrivals.waiting
+        return self._admission.waiting + self._presence.arrivals.waiting
 
     @property
     def running(self) -> int:
@@ -448,10 +416,7 @@ class Dispatcher:
     # --- Places, for admission ---
 
     def ready(self, model: str, *, begun: bool) -> bool:
-        if self._switch is None:
-            return True
-        # One that was begun holds a slot, so that its model stays until it is done.
-        return self._switch.state(model) == "loaded" if begun else self._switch.may_start(model)
+        return self._presence.ready(model, begun=begun)
 
     def place(self, request_id: int, now_s: float) -> Placement | None:
         task = self._open[request_id]
@@ -463,24 +428,6 @@ class Dispatcher:
 
     # --- inside ---
 
-    def _residency(self, plan: ModelPlan) -> State:
-        if self._switch is not None:
-            return self._switch.state(plan.description.name)
-        up = self._engine.lifecycle.phase is Phase.UP and plan.failure is None
-        return "loaded" if up else "absent"
-
-    async def _present(self, model: str) -> None:
-        """Returns when the model is in memory. Raises why it will not be."""
-        if not self.ready(model, begun=False):
-            await self._arrivals.wait(model)
-
-    def _demands(self) -> dict[str, Demand]:
-        return demands(self._open.values(), self._arrivals.models())
-
-    def _tell_demand(self, model: str, demand: Demand) -> None:
-        if self._switch is not None:
-            self._switch.in_use(model, demand.begun, waiting=demand.waits)
-
     def _generates(self) -> bool:
         return any(isinstance(task, OpenGeneration) and task.has_started for task in self._open.values())
 
@@ -489,45 +436,29 @@ class Dispatcher:
 
     def _refuse_open(self) -> None:
         """Fail every open request whose model cannot serve."""
+
+        def refusal(model: str) -> MagnitudeError | None:
+            return self.models_served.refusal_of(self.models_served.by_name[model])
+
         for task in list(self._open.values()):
-            refusal = self.models_served.refusal_of(self.models_served.by_name[task.model])
-            if refusal is not None:
-                task.fail(refusal)
+            error = refusal(task.model)
+            if error is not None:
+                task.fail(error)
                 task.withdraw()
-        for model in self._arrivals.models():
-            refusal = self.models_served.refusal_of(self.models_served.by_name[model])
-            if refusal is not None:
-                self._arrivals.refuse(model, refusal)
+        self._presence.refuse(refusal)
 
     def _submit(self, task: OpenTask, submit: Submit) -> None:
-        if self._quarantine.active and self._quarantine.knows(fingerprint(task.first_message()), self._clock()):
-            error = Quarantined(
-                "this request has ended the engine before, twice; it is not tried again",
-                hint="Change the request, or try another model; 'magnitude failures' shows what happened",
-            )
-            task.fail(error)
-            raise error
+        self._suspicion.check(task)
         self._open[task.request_id] = task
         refused = self._decide(submit, newcomer=task.request_id)
         if refused is not None:
             raise refused
 
-    def _refuse_for_good(self, task: OpenTask, loss: EngineLoss) -> None:
-        self._quarantine.remember(fingerprint(task.first_message()), self._clock())
-        task.fail(
-            Quarantined(
-                f"this request has ended the engine twice: {loss.reason}",
-                hint="Change the request, or try another model; 'magnitude failures' shows what happened",
-            )
-        )
-        task.withdraw()
-
     def _withdraw(self, request_id: int) -> None:
         self._decide(Withdraw(request_id))
 
     def _closed(self, task: OpenTask, record: TaskRecord) -> None:
-        self._quarantine.over(task.request_id)
-        self._suspects.pop(task.request_id, None)
+        self._suspicion.over(task.request_id)
         self._feedback.record(record)
 
     def _paused(self, task: OpenGeneration) -> None:
@@ -568,7 +499,7 @@ class Dispatcher:
             if isinstance(effect, Reject) and effect.request_id == newcomer:
                 refused = error
         self._wake_again()
-        self._demand.changed()
+        self._presence.demand_changed()
         return refused
 
     def _wake_again(self) -> None:

@@ -164,6 +164,7 @@ class ModelState(msgspec.Struct, frozen=True, kw_only=True):
     kv_reserved_bytes: int
     residency: Literal["absent", "loading", "loaded", "unloading"] = "loaded"
     stay: Literal["pinned", "at_start", "on_demand"] = "pinned"
+    revived_conversations: int = 0  # found in memory at the start, from the service before
 
 
 class ServiceState(msgspec.Struct, frozen=True, kw_only=True):

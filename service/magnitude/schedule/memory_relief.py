@@ -63,11 +63,12 @@ class MemoryRelief:
         return ENGINE_BYTES + self._draft_bytes + sum(need.weight_bytes + need.activation_bytes for need in needs)
 
     def trim(self) -> None:
-        self._engine.spare.drop()
         self._dispatcher.trim()
         self._in_background(asyncio.to_thread(self._drop_caches))
 
     def shrink_kv(self, share: float) -> None:
+        if share < 1:
+            self._engine.spare.drop()  # a comfort, and 27 MB
         self._in_background(self._dispatcher.conversations.shrink(share))
 
     def unload_idle(self) -> None:

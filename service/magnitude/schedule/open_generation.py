@@ -19,9 +19,10 @@ from magnitude.engine.protocol import (
 )
 from magnitude.errors import DeadlineExceeded, MagnitudeError
 from magnitude.feedback.records import Outcome, TaskRecord
+from magnitude.schedule.events import Submit
 from magnitude.schedule.inference import Emission, GenerationTask
 from magnitude.schedule.open_tasks import Close, OpenTask
-from magnitude.schedule.slot_terms import Placement
+from magnitude.schedule.slot_terms import Known, Placement
 
 
 class Spent(msgspec.Struct, frozen=True, kw_only=True):
@@ -101,6 +102,24 @@ class OpenGeneration(OpenTask):
         self.due = False  # its soft deadline has passed
         self._emissions: asyncio.Queue[Emission | MagnitudeError] = asyncio.Queue()
         self._last: Emission | MagnitudeError | None = None
+
+    def submission(self, known: Known) -> Submit:
+        """What admission is told of it. `known` is what is there of its conversation."""
+        task = self.task
+        return Submit(
+            self.request_id,
+            "generation",
+            task.model,
+            client=task.client,
+            priority=task.priority,
+            deadline=task.deadline,
+            task=task.task,
+            conversation=task.conversation or known.conversation,
+            continuing=bool(known.conversation),
+            expect=task.expect,
+            tokens=len(task.prompt) - known.tokens,
+            max_new_tokens=task.max_new_tokens,
+        )
 
     # --- the one who asked ---
 

@@ -15,6 +15,7 @@ from magnitude.policy.strategy import Strategy
 from magnitude.schedule.kv_memory import KvMemory
 from magnitude.schedule.scope import Scope
 from magnitude.schedule.slot_table import SlotTable
+from magnitude.schedule.slot_terms import Revived
 
 # When a model is in memory: always; from the start on, unless another one needs the room; or while it is asked for.
 Stay = Literal["pinned", "at_start", "on_demand"]
@@ -54,6 +55,7 @@ class ModelPlan:
         self.kv: KvMemory | None = None
         self.table: SlotTable | None = None
         self.kv_budget_bytes = 0
+        self.revived = Revived()
         if description.decoder is not None:
             token_bytes = description.decoder.kv_bytes_per_token()
             full_bytes = strategy.slots * strategy.context_length * token_bytes

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+
+import msgspec
 
 from magnitude.config import Settings
 from magnitude.errors import BudgetExceeded
@@ -17,6 +19,10 @@ from magnitude.schedule.model_switch import need_of
 from magnitude.schedule.plan import ModelPlan
 from magnitude.schedule.residency import Residency
 
+# So much longer than what fits a context may be: KV is bounded by its budget, not by the context, so that only one
+# conversation that is longer than any before takes more, and no more than this.
+NEARLY = 0.05
+
 log = logging.getLogger("magnitude.schedule")
 
 
@@ -26,11 +32,14 @@ def plan_models(
     board: BoardFacts,
     free_bytes: int,
     draft: ModelDescription | None = None,
+    *,
+    contexts: Mapping[str, int] | None = None,
 ) -> tuple[list[ModelPlan], dict[str, BudgetExceeded]]:
     """Plans in the order of `selection`, those that are loaded at start first, and by name why a model has none.
 
     The models of the start fit into `free_bytes` together. One that does not is loaded on demand, as those are that
     were not chosen for the start: each of them fits beside the pinned ones. `draft` drafts for the chat model.
+    `contexts` are those of models whose KV memory is there from the service before (`kept_context`).
     Raises `BudgetExceeded` when the first model does not fit alone.
     """
 
@@ -39,15 +48,16 @@ def plan_models(
 
     start, displaced = [], []
     if selection.at_start:
-        fitted = fit_together(selection.at_start, wish, free_bytes, pinned=selection.pinned)
-        start, displaced = fitted.served, [model for model, _ in fitted.left_out]
+        together = fit_together(selection.at_start, wish, free_bytes, pinned=selection.pinned)
+        start, displaced = together.served, [model for model, _ in together.left_out]
     pinned = [entry for entry in start if entry[0].name in selection.pinned]
     on_demand = fit_each([*displaced, *selection.on_demand], wish, free_bytes, pinned)
     for model, error in on_demand.left_out:
         log.error("model left out", extra={"fields": {"model": model.name, "reason": str(error)}})
     share = settings.kv.share_prefixes
     plans = []
-    for model, strategy in [*start, *on_demand.served]:
+    for model, fitted in [*start, *on_demand.served]:
+        strategy = kept_context(fitted, wish(model), (contexts or {}).get(model.name, 0))
         _report_cut(model, wish(model), strategy, free_bytes)
         served, adapters = with_adapters(model)
         plans.append(ModelPlan(served, strategy, adapters=adapters, share_prefixes=share, stay="on_demand"))
@@ -56,6 +66,19 @@ def plan_models(
     if plans and plans[0].strategy.max_draft:
         plans[0].draft = draft
     return plans, {model.name: error for model, error in on_demand.left_out}
+
+
+def kept_context(fitted: Strategy, wished: Strategy, before: int) -> Strategy:
+    """`fitted`, with the context `before` when the memory decided about its own and both are nearly the same.
+
+    What is free differs by some per cent from start to start. Memory of another context is of no use, so that each
+    time all conversations would be lost for a context that is hardly another one.
+    """
+    cut = fitted.context_length < wished.context_length
+    near = abs(before - fitted.context_length) <= NEARLY * fitted.context_length
+    if not cut or not near or before > wished.context_length:
+        return fitted
+    return msgspec.structs.replace(fitted, context_length=before)
 
 
 def residency_of(plans: Sequence[ModelPlan], *, free_bytes: int, keep_alive_s: float) -> Residency:

@@ -160,4 +160,5 @@ def _model_state(plan: ModelPlan, residency: State) -> ModelState:
         kv_reserved_bytes=plan.strategy.kv_budget_bytes,
         residency=residency,
         stay=plan.stay,
+        revived_conversations=plan.revived.conversations,
     )

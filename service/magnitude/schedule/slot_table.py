@@ -21,8 +21,7 @@ from collections.abc import Sequence
 import msgspec
 
 from magnitude.engine.protocol import SlotContents
-from magnitude.engine.slot_header import extend_hash
-from magnitude.schedule.prefix_tree import EvictedPrefixes, Ids, PrefixTree, as_ids, common_tokens
+from magnitude.schedule.prefix_tree import EvictedPrefixes, Ids, as_ids, common_tokens
 from magnitude.schedule.saved_copies import SavedCopies, SavedCopy
 from magnitude.schedule.scope import Scope
 from magnitude.schedule.slot_choice import (
@@ -33,10 +32,11 @@ from magnitude.schedule.slot_choice import (
     Request,
     Slot,
     Source,
-    continues,
     return_chance,
 )
+from magnitude.schedule.slot_index import SlotIndex
 from magnitude.schedule.slot_misses import Lookup, why_missed
+from magnitude.schedule.slot_revival import extended, fill, record_of
 from magnitude.schedule.slot_terms import (
     Forgotten,
     IdleSlot,
@@ -44,6 +44,7 @@ from magnitude.schedule.slot_terms import (
     KvFigures,
     Miss,
     Placement,
+    SlotRecord,
     Wanted,
 )
 
@@ -58,7 +59,8 @@ class SlotTable:
     `granule_tokens` are the positions of one head that share a page of memory.
 
     After every call that ends, frees or evicts something, `take_cleanups()` says which slots' memory to give back.
-    A request that was not placed is to be tried again after `finished`, `cleaned` or `save_done`.
+    A request that was not placed is to be tried again after `finished`, `cleaned` or `save_done`. `take_changes()`
+    says what the service after this one should know.
     """
 
     def __init__(
@@ -77,14 +79,13 @@ class SlotTable:
         self._account = Account(
             budget_bytes=budget_bytes, bytes_per_token=bytes_per_token, max_len=max_len, granule_tokens=granule_tokens
         )
-        self._share = share_prefixes
+        self._index = SlotIndex(self._slots, share=share_prefixes)
         self._min_reuse = max(1, min_reuse_tokens)
         self._running: dict[int, Slot] = {}
         self._reading: dict[int, Slot] = {}  # source of a copy by the request that may not have begun it
-        self._trees: dict[Scope, PrefixTree[int]] = {}
-        self._scopes: dict[int, Scope] = {}  # of the slot's contents, as the request gave it
         self._saved = SavedCopies()
         self._evicted: EvictedPrefixes[Scope] = EvictedPrefixes()
+        self._changed: set[int] = set()
         self._conversations = 0
         self._hits = self._reused = self._copied = self._restored = self._evictions = 0
         self._misses: Counter[str] = Counter()
@@ -121,12 +122,12 @@ class SlotTable:
             for slot in choice.evict:
                 self._evict(slot)
             return None
-        lookup = Lookup(wanted, self._tree_of(wanted.scope), ids, sources)
+        lookup = Lookup(wanted, self._index.tree_of(wanted.scope), ids, sources)
         miss = why_missed(
             lookup,
             choice.source,
             evicted=self._evicted,
-            trees=(*self._trees.items(), *self._saved.trees.items()),
+            trees=(*self._index.trees(), *self._saved.trees.items()),
             min_reuse_tokens=self._min_reuse,
         )
         if miss is not None:
@@ -142,7 +143,7 @@ class SlotTable:
         valid_tokens = min(valid_tokens, len(slot.ids))
         if valid_tokens != slot.valid_tokens:
             slot.valid_tokens = valid_tokens
-            self._index(slot)
+            self._index.put(slot)
 
     def finished(self, request_id: int, held_ids: Sequence[int], now_s: float) -> None:
         """The request is over; its slot verifiably holds the KV of `held_ids` from position 0 on (empty: nothing, as
@@ -166,8 +167,9 @@ class SlotTable:
         known = slot.hashed if common_tokens(slot.ids, ids) >= slot.hashed.tokens else NOTHING
         slot.ids, slot.valid_tokens, slot.reserved_tokens = ids, len(ids), 0
         slot.used_s = now_s
-        slot.hashed = _extended(known, ids)
-        self._index(slot)
+        slot.hashed = extended(known, ids)
+        self._index.put(slot)
+        self._changed.add(slot.index)
 
     def spoiled(self, slot: int) -> None:
         """What `slot` holds is not what was recorded (the engine found another header, or something else was
@@ -175,12 +177,45 @@ class SlotTable:
         record = self._slots[slot]
         if record.state == "running":
             record.valid_tokens = 0
-            self._index(record)
+            self._index.put(record)
         elif record.saving:
-            record.doomed = True
-            self._unindex(record)
+            self._doom(record)
         elif record.state == "idle":
             self._drop(record)
+
+    # --- over a restart of the service ---
+
+    def take_changes(self) -> list[SlotRecord]:
+        """What is known of each slot that another request got, that became idle, or that was emptied since this was
+        asked last."""
+        changed, self._changed = sorted(self._changed), set()
+        return [
+            record_of(slot, self._index.scope_of(slot))
+            if slot.state in ("running", "idle") and slot.keep and not slot.doomed
+            else SlotRecord(slot=slot.index, state="empty")
+            for slot in (self._slots[index] for index in changed)
+        ]
+
+    def rewritten(self, slot: int) -> None:
+        """The header of `slot` was written anew by somebody else than the engine; its record counts from now on."""
+        self._changed.add(slot)
+
+    def revive(self, record: SlotRecord, ids: Sequence[int], now_s: float) -> bool:
+        """The slot of `record` holds the KV of `ids` from an earlier service: it is idle from now on, unless that is
+        more than the budget leaves or too short to be of use. Raises `ValueError` for a slot that is not free."""
+        slot = self._slots[record.slot]
+        if slot.state != "free" or record.scope is None:
+            raise ValueError(f"slot {record.slot} is {slot.state} and cannot be revived")
+        counted_bytes = sum(self._account.bytes_of(other.counted_tokens) for other in self._slots)
+        more_bytes = self._account.bytes_of(max(record.touched_tokens, len(ids)))
+        too_much = counted_bytes + more_bytes > self._account.budget_bytes
+        if too_much or not self._min_reuse <= len(ids) <= self._max_len:
+            return False
+        fill(slot, record, ids, owner=record.scope.owner, now_s=now_s)
+        self._index.set_scope(slot, record.scope)
+        self._index.put(slot)
+        self._changed.add(slot.index)
+        return True
 
     # --- memory ---
 
@@ -223,8 +258,7 @@ class SlotTable:
             if slot.evictable:
                 self._evict(slot)
             elif slot.saving:
-                slot.doomed = True
-                self._unindex(slot)
+                self._doom(slot)
 
     def set_rates(self, *, prefill_tokens_per_s: float, restore_bytes_per_s: float) -> None:
         """Measured speeds: they decide when reading a saved copy pays."""
@@ -242,7 +276,7 @@ class SlotTable:
         return [
             IdleSlot(
                 slot=slot.index,
-                scope=self._scopes[slot.index],
+                scope=self._index.scope_of(slot),
                 ids=slot.ids.tolist(),
                 conversation=slot.conversation,
                 idle_s=now_s - slot.used_s,
@@ -291,11 +325,11 @@ class SlotTable:
         """A saved copy takes part in lookups, as when they are found at start. Returns those it contains whole."""
         array = as_ids(ids)
         copy = SavedCopy(
-            tree=self._tree_of(scope),
+            tree=self._index.tree_of(scope),
             owner=scope.owner,
             ids=array,
             size_bytes=size_bytes,
-            contents=_extended(NOTHING, array),
+            contents=extended(NOTHING, array),
             conversation=conversation,
             prompt_tokens=len(array),
         )
@@ -313,11 +347,11 @@ class SlotTable:
                 continue
             if slot.state == "running":
                 slot.keep = False
-                self._unindex(slot)
+                self._index.remove(slot)
+                self._changed.add(slot.index)
             elif slot.saving:
                 slots += not slot.doomed
-                slot.doomed = True
-                self._unindex(slot)
+                self._doom(slot)
             else:
                 slots += 1
                 self._drop(slot)
@@ -348,28 +382,12 @@ class SlotTable:
 
     # --- finding ---
 
-    def _tree_of(self, scope: Scope) -> Scope:
-        return msgspec.structs.replace(scope, owner="") if self._share else scope
-
     def _sources(self, scope: Scope, ids: Ids, conversation: str) -> list[Source]:
-        tree = self._tree_of(scope)
+        tree = self._index.tree_of(scope)
         return [
-            *self._slot_sources(tree, ids, scope.owner, conversation),
+            *self._index.sources(tree, ids, scope.owner, conversation),
             *self._saved.sources(tree, ids, owner=scope.owner, conversation=conversation),
         ]
-
-    def _slot_sources(self, tree: Scope, ids: Ids, owner: str, conversation: str) -> list[Source]:
-        """Slots with the longest match: all idle ones, or a running one when there is none."""
-        longest = 0
-        idle: list[Source] = []
-        running: list[Source] = []
-        for index, tokens in self._trees[tree].matches(ids) if tree in self._trees else ():
-            if tokens < longest:
-                break
-            longest, slot = tokens, self._slots[index]
-            source = Source(tokens, slot, continues(slot, tokens, owner=owner, conversation=conversation))
-            (idle if slot.state == "idle" else running).append(source)
-        return idle or running[:1]
 
     def _conversation_of(self, source: Source) -> str:
         if source.slot is not None:
@@ -383,7 +401,7 @@ class SlotTable:
         unique: dict[int, int] = {}
         for slot in self._slots:
             if slot.evictable:
-                alone = unique[slot.index] = self._trees[self._tree_of_slot(slot)].unique_tokens(slot.index)
+                alone = unique[slot.index] = self._index.unique_tokens(slot)
                 copy = self._saved.get(slot.saved_id)
                 again = alone if copy is None else min(alone, self._saved.restore_tokens(copy))
                 worth[slot.index] = again * return_chance(slot, now_s)
@@ -426,8 +444,9 @@ class SlotTable:
         # What is in place was reported by `finished`; what is copied or read counts when the engine says so.
         slot.valid_tokens = valid if in_place else 0
         self._running[wanted.request_id] = slot
-        self._scopes[slot.index] = wanted.scope
-        self._index(slot)
+        self._index.set_scope(slot, wanted.scope)
+        self._index.put(slot)
+        self._changed.add(slot.index)
         self._hits += valid > 0
         self._reused += valid
         self._restored += valid if copy is not None else 0
@@ -459,12 +478,9 @@ class SlotTable:
         if source is not None:
             source.readers -= 1
 
-    def _tree_of_slot(self, slot: Slot) -> Scope:
-        return self._tree_of(self._scopes[slot.index])
-
     def _copy_of(self, slot: Slot, size_bytes: int) -> SavedCopy:
         return SavedCopy(
-            tree=self._tree_of_slot(slot),
+            tree=self._index.tree_of_slot(slot),
             owner=slot.owner,
             ids=slot.ids,
             size_bytes=size_bytes,
@@ -473,27 +489,11 @@ class SlotTable:
             prompt_tokens=slot.prompt_tokens,
         )
 
-    def _index(self, slot: Slot) -> None:
-        """Let the slot be found by what is valid of it, or not at all."""
-        if not slot.keep or slot.doomed or slot.valid_tokens == 0:
-            self._unindex(slot)
-            return
-        tree = self._trees.setdefault(self._tree_of_slot(slot), PrefixTree())
-        tree.put(slot.index, slot.ids[: slot.valid_tokens])
-
-    def _unindex(self, slot: Slot) -> None:
-        scope = self._tree_of_slot(slot)
-        tree = self._trees.get(scope)
-        if tree is not None:
-            tree.remove(slot.index)
-            if not tree:
-                del self._trees[scope]
-
     def _overwrite(self, slot: Slot, *, remember: bool, counts: bool) -> None:
         """What the idle `slot` held can no longer be found; remembered, so that a miss can be explained."""
-        self._unindex(slot)
+        self._index.remove(slot)
         if remember:
-            self._evicted.add(self._tree_of_slot(slot), slot.owner, slot.ids)
+            self._evicted.add(self._index.tree_of_slot(slot), slot.owner, slot.ids)
         self._evictions += counts
 
     def _evict(self, slot: Slot) -> None:
@@ -502,11 +502,13 @@ class SlotTable:
 
     def _drop(self, slot: Slot) -> None:
         """Nothing of it is of use: clean it."""
-        self._unindex(slot)
+        self._index.remove(slot)
         slot.clear()
         slot.state, slot.offered = "cleaning", False
+        self._changed.add(slot.index)
 
-
-def _extended(known: SlotContents, ids: Ids) -> SlotContents:
-    """The record of all of `ids`, of which `known` is the record of a beginning."""
-    return SlotContents(tokens=len(ids), ids_hash=extend_hash(known.ids_hash, ids[known.tokens :].tolist()))
+    def _doom(self, slot: Slot) -> None:
+        """The slot is to be dropped as soon as its save is done."""
+        slot.doomed = True
+        self._index.remove(slot)
+        self._changed.add(slot.index)

@@ -74,6 +74,34 @@ class IdleSlot(msgspec.Struct, frozen=True):
     saved_id: str | None = None
 
 
+class SlotRecord(msgspec.Struct, frozen=True, kw_only=True):
+    """What is known of a slot, except for the ids that it holds; for the service after this one (`slot_journal.py`).
+
+    `empty`: whatever it holds is to be forgotten. `contents` count while it is idle, `since_sequence` (the sequence
+    number of the slot's header when the request was given the slot) while one runs in it. `used_s` is monotonic,
+    which goes on over a restart of the service.
+    """
+
+    slot: int
+    state: Literal["empty", "running", "idle"]
+    scope: Scope | None = None
+    conversation: str = ""
+    prompt_tokens: int = 0
+    contents: SlotContents = SlotContents(tokens=0, ids_hash=0)
+    since_sequence: int = 0
+    touched_tokens: int = 0
+    hits: int = 0
+    used_s: float = 0.0
+
+
+class Revived(msgspec.Struct, frozen=True, kw_only=True):
+    """What a model's slots have from the service before this one."""
+
+    conversations: int = 0
+    of_running: int = 0  # of those, how many were being computed when that service ended
+    tokens: int = 0
+
+
 class Forgotten(msgspec.Struct, frozen=True):
     """Slots whose contents were dropped, and saved copies that are to be deleted."""
 

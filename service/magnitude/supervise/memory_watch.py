@@ -87,13 +87,14 @@ class MemoryActions(Protocol):
 
 class EngineFigures(msgspec.Struct, frozen=True, kw_only=True):
     """Of the engine that serves: its process (None: there is none), the memory of its own that was planned for what
-    is loaded in it, and the graph runs that it has finished. `busy`: requests are open, whoever has them. `spare_pid`
-    is one that waits to take its place."""
+    is loaded in it, and the graph runs that it has finished. `busy`: it serves, and requests are open. `spare_pid`
+    is one that waits to take its place; `kv_bytes` are held by KV, which belongs to the service."""
 
     pid: int | None = None
     spare_pid: int | None = None
     planned_bytes: int | None = None
     runs: int | None = None
+    kv_bytes: int = 0
     busy: bool = False
 
 
@@ -172,6 +173,7 @@ class MemoryWatch:
             busy=figures.busy,
             runs=figures.runs,
             planned_bytes=figures.planned_bytes,
+            kv_bytes=figures.kv_bytes,
             own_percent=self._settings.own_limit_percent,
         )
         if first:
@@ -180,6 +182,15 @@ class MemoryWatch:
         if self._settings.enabled:
             for effect in self.governor.apply(self._sight, self._clock()):
                 self._carry_out(effect)
+
+    @property
+    def sight(self) -> MemorySight:
+        """What was seen last."""
+        return self._sight
+
+    @property
+    def step(self) -> Step:
+        return self.governor.step
 
     def state(self) -> MemoryState:
         """What was seen last, and what was done about it."""

@@ -32,7 +32,8 @@ _MAX_STATUS_CHARS = 300
 # More than a start, a reload and a stop leave behind while the manager does not read.
 _MAX_KEPT = 16
 
-VARIABLES = ("NOTIFY_SOCKET", "WATCHDOG_USEC", "WATCHDOG_PID")
+# The last one says how many descriptors the manager keeps (systemd 254 and newer): nobody else's business either.
+VARIABLES = ("NOTIFY_SOCKET", "WATCHDOG_USEC", "WATCHDOG_PID", "FDSTORE")
 
 
 def _address_of(text: str) -> str | bytes | None:

@@ -100,6 +100,8 @@ class PressureWatch:
             self._fd = os.open(path, os.O_RDWR | os.O_NONBLOCK | os.O_CLOEXEC)
         else:
             raise ValueError(f"{path} is neither a file nor a pipe nor a socket")
+        with select.epoll() as probe:  # a file that is not the kernel's cannot be waited for, and is left as it is
+            probe.register(self._fd, select.EPOLLPRI)
         if write:
             os.write(self._fd, write)
         self.watch(self._fd, select.EPOLLIN if self._reads else select.EPOLLPRI)

@@ -64,13 +64,14 @@ def build_root(suite: str, *, packages: Sequence[str] = ()) -> Path:
     cache.mkdir(parents=True, exist_ok=True)
     wanted = sorted({*PACKAGES, *packages})
     base_recipe = "".join(map(inspect.getsource, (_make_base, _download, _install)))
-    root_recipe = "".join(map(inspect.getsource, (_make_root, _install_units, _write_tiny_model, build_wheel)))
+    root_recipe = "".join(map(inspect.getsource, (_make_root, _install_units, _write_tiny_model)))
     base_key = _key(base_recipe, suite, PREFIX, *MASKED, *wanted, *_dependencies())
     root_key = _key(root_recipe, base_key, *_contents([*SOURCES, TINY]))
     with _only_one(cache):
         _drop_old(cache)
         base = _cached(cache / f"base-{suite}-{base_key}", lambda folder: _make_base(folder, suite, wanted))
-        return _cached(cache / f"root-{suite}-{root_key}", lambda folder: _make_root(folder, base))
+        wheel = _cached(cache / f"wheel-any-{_key(*_contents(SOURCES))}", build_wheel)
+        return _cached(cache / f"root-{suite}-{root_key}", lambda folder: _make_root(folder, base, wheel))
 
 
 def build_wheel(folder: Path, *, version: str | None = None, edit: Callable[[Path], None] | None = None) -> Path:
@@ -132,10 +133,11 @@ def _make_base(root: Path, suite: str, packages: Sequence[str]) -> None:
         _install(root, *_dependencies())
 
 
-def _make_root(root: Path, base: Path) -> None:
-    _run("cp", "--archive", "--reflink=auto", f"{base}/.", str(root))
+def _make_root(root: Path, base: Path, wheel: Path) -> None:
+    # Links, not copies: what follows adds files, or puts new ones in the place of old ones.
+    _run("cp", "--archive", "--link", f"{base}/.", str(root))
     with _wheels_in(root) as wheels:
-        build_wheel(wheels)
+        _run("cp", "--recursive", f"{wheel}/.", str(wheels))
         _install(root, "magnitude")
     in_root(root, "ln", "-s", f"{PREFIX}/bin/magnitude", "/usr/local/bin/magnitude")
     _install_units(root)
@@ -197,7 +199,7 @@ def _apt_sources(suite: str) -> list[str]:
     return lines
 
 
-def _cached(folder: Path, make: Callable[[Path], None]) -> Path:
+def _cached(folder: Path, make: Callable[[Path], object]) -> Path:
     if not folder.exists():
         unfinished = folder.with_name(folder.name + ".unfinished")
         shutil.rmtree(unfinished, ignore_errors=True)

@@ -23,7 +23,7 @@ SETTINGS = {"engine": {"speculation": "off", "step_deadline_s": f"{STEP_DEADLINE
 QUESTION = "Write a long story about a lighthouse keeper."
 LENGTH = {"max_tokens": 80, "logit_bias": {"0": -100, "2": -100}}
 # A line that Python runs when it starts: on SIGUSR2 the thread of the event loop sleeps, all others go on.
-BLOCKS_ON_SIGNAL = "import signal, time; signal.signal(signal.SIGUSR2, lambda *_: time.sleep(3600))\n"
+BLOCKS_ON_SIGNAL = 'import signal; signal.signal(signal.SIGUSR2, lambda *_: __import__("time").sleep(3600))\n'
 
 
 @pytest.fixture(scope="module")
