@@ -139,13 +139,11 @@ CLOCK_UNIT = textwrap.dedent("""\
     [Install]
     WantedBy=sysinit.target
     """)
-# Time limits of the unit, ten times as long: so much slower is an emulated processor.
+# Starts and stops may take ten times as long: so much slower is an emulated processor. The watchdog stays as it is.
 PATIENT_UNIT = textwrap.dedent("""\
     [Service]
     TimeoutStartSec=1200s
     TimeoutStopSec=300s
-    TimeoutAbortSec=50s
-    WatchdogSec=300s
     """)
 # What a machine that lives for minutes does not need, and would spend emulated seconds on.
 MASKED = (
