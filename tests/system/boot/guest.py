@@ -23,8 +23,8 @@ from guest_image import GuestImage
 
 QEMU = "qemu-system-x86_64"
 MEMORY_MB = 1024
-# A panic ends the machine. On a busy host the kernel's check of its timer fails, so it is left out. What guards against
-# leaks of real processors is left out, too, and the clock is not read from a device, a round through the emulator.
+# A panic ends the machine. On a busy host the kernel's check of its timer fails, so it is left out. So is what guards
+# against leaks of real processors, and the clock is not read from a device, a round through the emulator.
 KERNEL_OPTIONS = "console=ttyS0 panic=-1 quiet no_timer_check mitigations=off tsc=reliable"
 # Patience, not a measurement: a boot takes 20 s on an idle machine of two cores.
 BOOT_S = 300.0
