@@ -41,11 +41,6 @@ def oldest_root(can_boot: None) -> Path:
 
 
 @pytest.fixture(scope="session")
-def newest_root(can_boot: None) -> Path:
-    return rootfs.build_root(NEWEST)
-
-
-@pytest.fixture(scope="session")
 def chat_model(magnitude_home: Path) -> Path:
     return magnitude_home / "models" / "smollm2-135m-instruct"
 

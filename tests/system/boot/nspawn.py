@@ -3,8 +3,8 @@
     with Container(root) as board:
         board.run("systemctl", "status", "magnitude")
 
-The container writes into an overlay, which is gone afterwards; the root stays as it was. Works as root on hosts with
-and without systemd as their own process 1.
+The container writes into an overlay, which is gone afterwards; the root stays as it was. Works as root on a host
+without systemd as its own process 1; the way for a host with it is written after the manual and untried.
 """
 
 from __future__ import annotations
