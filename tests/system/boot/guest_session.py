@@ -139,14 +139,14 @@ def build_image() -> GuestImage:
     cache = rootfs.cache_folder()
     recipe = [hashlib.sha256((HERE / name).read_bytes()).hexdigest() for name in RECIPE]
     version = subprocess.run([QEMU, "--version"], capture_output=True, text=True, check=True).stdout
-    key = rootfs._key(root.name, version, *recipe)
-    with rootfs._only_one(cache):
-        return GuestImage(rootfs._cached(cache / f"guest-{SUITE}-{key}", lambda folder: _make(folder, root)))
+    key = rootfs.key_of(root.name, version, *recipe)
+    with rootfs.only_one(cache):
+        return GuestImage(rootfs.cached(cache / f"guest-{SUITE}-{key}", lambda folder: _make(folder, root)))
 
 
 def _make(folder: Path, root: Path) -> None:
     image = GuestImage(folder)
-    build_kernel(image, SUITE, rootfs._apt_sources(SUITE))
+    build_kernel(image, SUITE, rootfs.apt_sources(SUITE))
     tree = folder / "root"
     subprocess.run(["cp", "--archive", "--reflink=auto", str(root), str(tree)], check=True)
     add_agent(tree)

@@ -82,7 +82,6 @@ def test_a_service_that_is_throttled_for_ever_is_replaced_by_one_that_answers(se
     assert int(serving.check("systemctl show --property=MemoryHigh --value magnitude")) <= high_bytes
     answer = Answer(serving, TOKENS).whole()
     assert (answer["text"], answer["finish"]) == (undisturbed["text"], "length")
-    print(serving.journal("--unit=magnitude"), serving.check("cut -c1-50,400- /run/answers"))
 
 
 def test_without_controller_and_pressure_figures_it_serves_and_says_what_it_lacks(guests: Guests) -> None:

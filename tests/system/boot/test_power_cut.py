@@ -15,6 +15,9 @@ from guest_session import Guests
 from power_cut import Cut, Request, power_cuts, read_log, take_out
 from state_writers import SCOPE, Slot, State, ids_of, record_file, row_of, slot_files, state_file
 
+from magnitude.feedback import record_table
+from magnitude.feedback.record_file import reading
+
 pytestmark = pytest.mark.system
 
 HERE = Path(__file__).resolve().parent
@@ -118,7 +121,8 @@ def test_a_saved_conversation_is_whole_and_a_deleted_one_stays_away(aftermaths: 
 def test_records_that_were_reported_written_are_there_and_none_is_half_there(aftermaths: list[Aftermath]) -> None:
     for cut, files in aftermaths:
         records = record_file(files)
-        rows = records.recent(cut.begun.get("records", 0) + 1)
+        with reading(records.path) as connection:
+            rows = record_table.recent(connection, cut.begun.get("records", 0) + 1)
         records.append([row_of(len(rows) + 1)])  # and it goes on from there
         records.close()
         assert sorted(row.task.new_tokens for row in rows) == list(range(1, len(rows) + 1)), cut
