@@ -43,3 +43,12 @@ def magnitude_sources() -> Path:
     if not folder or not Path(folder).is_dir():
         pytest.fail("MAGNITUDE_SOURCES names no folder: run scripts/test, which sets it", pytrace=False)
     return Path(folder)
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Tests marked `on_demand` run only when `-m` names them: they take minutes each and repeat what CI has seen."""
+    if "on_demand" in config.option.markexpr:
+        return
+    wanted = [item for item in items if item.get_closest_marker("on_demand") is None]
+    config.hook.pytest_deselected(items=[item for item in items if item not in wanted])
+    items[:] = wanted

@@ -331,6 +331,17 @@ def test_a_model_that_fits_by_the_plan_is_refused_only_as_long_as_there_is_less(
 # --- two models that do not fit together ---
 
 
+def test_what_loses_its_engine_while_memory_is_short_waits_for_the_next_one() -> None:
+    residency = up(CHAT)
+    residency.apply(InUse("chat", 1), 1.0)
+    residency.apply(MemoryChanged(0), 2.0)
+    assert residency.apply(EngineDown(), 3.0) == []
+    assert residency.apply(InUse("chat", 0, waiting=True), 3.0) == []
+    residency.apply(MemoryChanged(90), 4.0)
+    assert residency.apply(EngineUp(loaded=("chat",)), 5.0) == []
+    assert residency.may_start("chat")
+
+
 def test_two_wanted_models_take_turns_and_neither_starves_nor_thrashes() -> None:
     """Requests for both arrive all the time; each takes a second in the engine, a load takes three."""
     residency = up(CHAT, need("a", 50), need("b", 50))

@@ -319,6 +319,9 @@ class Residency:
         if impossible is not None:
             # What fits by the plan has no room only as long as memory is short.
             passes = self.refusal(model.need, self._planned_bytes) is None
+            if passes and not self._up:
+                # The engine that was lost has given its memory back, and nobody has looked since.
+                return None
             return Refuse(model.need.name, impossible, SHORT_RETRY_S if passes else None)
         if model.hopeless:
             return Refuse(model.need.name, model.failure)

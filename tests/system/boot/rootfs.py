@@ -65,13 +65,13 @@ def build_root(suite: str, *, packages: Sequence[str] = ()) -> Path:
     wanted = sorted({*PACKAGES, *packages})
     base_recipe = "".join(map(inspect.getsource, (_make_base, _download, _install)))
     root_recipe = "".join(map(inspect.getsource, (_make_root, _install_units, _write_tiny_model)))
-    base_key = _key(base_recipe, suite, PREFIX, *MASKED, *wanted, *_dependencies())
-    root_key = _key(root_recipe, base_key, *_contents([*SOURCES, TINY]))
-    with _only_one(cache):
+    base_key = key_of(base_recipe, suite, PREFIX, *MASKED, *wanted, *_dependencies())
+    root_key = key_of(root_recipe, base_key, *_contents([*SOURCES, TINY]))
+    with only_one(cache):
         _drop_old(cache)
-        base = _cached(cache / f"base-{suite}-{base_key}", lambda folder: _make_base(folder, suite, wanted))
-        wheel = _cached(cache / f"wheel-any-{_key(*_contents(SOURCES))}", build_wheel)
-        return _cached(cache / f"root-{suite}-{root_key}", lambda folder: _make_root(folder, base, wheel))
+        base = cached(cache / f"base-{suite}-{base_key}", lambda folder: _make_base(folder, suite, wanted))
+        wheel = cached(cache / f"wheel-any-{key_of(*_contents(SOURCES))}", build_wheel)
+        return cached(cache / f"root-{suite}-{root_key}", lambda folder: _make_root(folder, base, wheel))
 
 
 def build_wheel(folder: Path, *, version: str | None = None, edit: Callable[[Path], None] | None = None) -> Path:
@@ -122,7 +122,7 @@ def _make_base(root: Path, suite: str, packages: Sequence[str]) -> None:
     ]
     for folder in ("man", "doc", "locale", "info"):
         options.append(f"--dpkgopt=path-exclude=/usr/share/{folder}/*")
-    _run("mmdebstrap", "--quiet", *options, suite, str(root), *_apt_sources(suite))
+    _run("mmdebstrap", "--quiet", *options, suite, str(root), *apt_sources(suite))
     in_root(root, "systemd-machine-id-setup")  # without one systemd takes each boot for the first
     (root / "etc/hostname").write_text("board\n")
     for unit in MASKED:
@@ -182,7 +182,7 @@ def _dependencies() -> list[str]:
         return list(tomllib.load(file)["project"]["dependencies"])
 
 
-def _apt_sources(suite: str) -> list[str]:
+def apt_sources(suite: str) -> list[str]:
     """The host's own Debian archives, for another suite."""
     own = _run("sh", "-c", '. /etc/os-release && echo "$VERSION_CODENAME"').strip()
     listed = _run(
@@ -199,7 +199,7 @@ def _apt_sources(suite: str) -> list[str]:
     return lines
 
 
-def _cached(folder: Path, make: Callable[[Path], object]) -> Path:
+def cached(folder: Path, make: Callable[[Path], object]) -> Path:
     if not folder.exists():
         unfinished = folder.with_name(folder.name + ".unfinished")
         shutil.rmtree(unfinished, ignore_errors=True)
@@ -217,14 +217,14 @@ def _drop_old(cache: Path) -> None:
 
 
 @contextlib.contextmanager
-def _only_one(cache: Path) -> Iterator[None]:
+def only_one(cache: Path) -> Iterator[None]:
     """Two test runs at once must not build the same root."""
     with (cache / "lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
         yield
 
 
-def _key(*parts: str) -> str:
+def key_of(*parts: str) -> str:
     return hashlib.sha256("\0".join(parts).encode()).hexdigest()[:12]
 
 
