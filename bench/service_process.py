@@ -52,12 +52,14 @@ class ServiceProcess:
 
     def engine_pid(self) -> int | None:
         """The engine's pid, or None while there is none."""
+        found: list[tuple[float, int]] = []
         with contextlib.suppress(psutil.Error):
             for child in psutil.Process(self.pid).children():
                 with contextlib.suppress(psutil.Error):
                     if "magnitude.engine" in child.cmdline():
-                        return child.pid
-        return None
+                        found.append((child.create_time(), child.pid))
+        # A spare is always the younger one: it is started beside an engine that is up, and takes its place.
+        return min(found)[1] if found else None
 
     def status_of(self, path: str, timeout_s: float = 5.0) -> int | None:
         """HTTP status of a GET, None without a connection."""

@@ -25,11 +25,13 @@ Reads = list[tuple[float, bytes]]
 
 
 class Streamed(msgspec.Struct, frozen=True):
-    """One streamed answer: when the request was sent, when each piece of text came, and the tokens of it all."""
+    """One streamed answer: when the request was sent, when each piece of text came, and tokens and text of it all.
+    Times are monotonic."""
 
     sent_s: float
     arrivals_s: tuple[float, ...]
     tokens: int
+    text: str = ""
 
     @property
     def first_s(self) -> float:
@@ -97,14 +99,14 @@ class Stream:
         connection = http.client.HTTPConnection("127.0.0.1", self._port, timeout=TIMEOUT_S)
         try:
             body = json.dumps(self._body).encode()
-            self._sent_s = time.perf_counter()
+            self._sent_s = time.monotonic()
             connection.request("POST", PATH, body, {"Content-Type": "application/json"})
             response = connection.getresponse()
             if response.status != 200:
                 self._error = f"{PATH} answers {response.status}: {response.read()[:500]!r}"
                 return
             while not self._closing and (data := response.read1()):
-                self._reads.append((time.perf_counter(), data))
+                self._reads.append((time.monotonic(), data))
                 if not self._first.is_set() and b'"text":"' in data and b'"text":""' not in data:
                     self._first.set()
         except (OSError, http.client.HTTPException) as error:
@@ -118,6 +120,7 @@ def read_stream(sent_s: float, reads: Iterable[tuple[float, bytes]], *, whole: b
     """What the events of one stream say. Raises `ServiceFailed` for an error among them, for a stream without text,
     and for a `whole` one without usage; otherwise every piece counts as a token."""
     arrivals: list[float] = []
+    text = ""
     tokens = 0
     rest = b""
     for at_s, data in reads:
@@ -128,13 +131,15 @@ def read_stream(sent_s: float, reads: Iterable[tuple[float, bytes]], *, whole: b
             chunk = json.loads(line[6:])
             if "error" in chunk:
                 raise ServiceFailed(f"a stream ends with an error: {chunk['error']}")
-            if any(choice.get("text") for choice in chunk.get("choices", [])):
+            piece = "".join(choice.get("text") or "" for choice in chunk.get("choices", []))
+            if piece:
                 arrivals.append(at_s)
+                text += piece
             if usage := chunk.get("usage"):
                 tokens = int(usage["completion_tokens"])
     if not arrivals or (whole and not tokens):
         raise ServiceFailed("a stream came without text or without its usage")
-    return Streamed(sent_s, tuple(arrivals), tokens or len(arrivals))
+    return Streamed(sent_s, tuple(arrivals), tokens or len(arrivals), text)
 
 
 def run_together(port: int, bodies: Sequence[dict[str, Any]]) -> list[Streamed]:

@@ -23,6 +23,7 @@ SOURCES = sorted((ROOT / "service/magnitude").rglob("*.py"))
 TOP_FOLDERS = ("docs", "scripts", "tests", "bench", "service")
 # Pages name sources from the root, from the package, or (in a list about one folder) by their own name.
 ORIGINS = (
+    ROOT / "tests/system/boot",
     ROOT,
     ROOT / "service/magnitude",
     ROOT / "service/magnitude/models",

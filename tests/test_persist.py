@@ -5,6 +5,7 @@ import signal
 import subprocess
 import sys
 import textwrap
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import msgspec
@@ -206,6 +207,16 @@ def test_a_writer_killed_at_any_moment_leaves_the_old_or_the_new_state(tmp_path:
         assert now.generation > last
         assert broken_files(tmp_path) == []
         last = now.generation
+    assert {path.name for path in tmp_path.iterdir()} == {"state.json", "state.json.bak"}
+
+
+def test_threads_that_save_at_once_do_not_get_in_each_others_way(tmp_path: Path) -> None:
+    state = state_file(tmp_path)
+    with ThreadPoolExecutor(8) as threads:
+        saved = list(threads.map(lambda number: state.save(Memory(generation=number)), range(80)))
+    assert all(saved)
+    assert state.off == ""
+    assert state_file(tmp_path).load(Memory).generation in range(80)
     assert {path.name for path in tmp_path.iterdir()} == {"state.json", "state.json.bak"}
 
 

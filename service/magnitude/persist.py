@@ -13,6 +13,7 @@ import hashlib
 import logging
 import os
 import tempfile
+import threading
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Generic, Literal, TypeVar
@@ -148,7 +149,8 @@ def unsealed(data: bytes, type_: type[T], *, schema: int) -> T:
 
 
 class StateFile(Generic[T]):
-    """State of type `type_` (a msgspec struct) in the JSON file `path`, for one writer at a time.
+    """State of type `type_` (a msgspec struct) in the JSON file `path`, for one process at a time. Its threads may
+    save at once: they wait for each other.
 
     `schema` is raised whenever old content must not be read any more. `off` is empty unless the last save failed
     (read-only or full storage): then it is the reason, until one succeeds. `source` says where the last `load` came
@@ -162,6 +164,7 @@ class StateFile(Generic[T]):
         self.source: Source = "default"
         self._previous = self.path.with_name(self.path.name + ".bak")
         self._type = type_
+        self._saving = threading.Lock()
 
     def load(self, default: Callable[[], T]) -> T:
         """The saved state, else its previous generation, else `default()`. Never raises for the file's sake."""
@@ -198,7 +201,10 @@ class StateFile(Generic[T]):
 
     def save(self, value: T) -> bool:
         """Write `value` and keep what was there as the previous generation. False when the storage refuses."""
-        data = sealed(value, schema=self.schema)
+        with self._saving:
+            return self._save(sealed(value, schema=self.schema))
+
+    def _save(self, data: bytes) -> bool:
         try:
             self._keep_previous()
             write_atomic(self.path, data)

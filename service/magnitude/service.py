@@ -35,7 +35,7 @@ from magnitude.schedule.golden_gate import GoldenGate
 from magnitude.schedule.kept_memory import KeptMemory
 from magnitude.schedule.loading import ModelLoader, load_deadline_s
 from magnitude.schedule.memory_relief import MemoryRelief
-from magnitude.schedule.model_switch import ModelSwitch
+from magnitude.schedule.model_switch import ModelSwitch, need_of
 from magnitude.schedule.plan import ModelPlan
 from magnitude.schedule.plan_facts import facts_of, served_as
 from magnitude.schedule.planning import plan_models, residency_of
@@ -90,6 +90,7 @@ class Service:
         self._warm: set[str] = set()  # models that have done their first work in this run of the service
         self._throughput = Throughput(paths.state)
         self._cpu = read_cpu(roots)
+        self._roots = roots
         self._kept = kept = kept or KeptMemory()
         allowance = self._allowance(_room_bytes(effective_memory(roots), kept.inherited_bytes()))
         board = BoardFacts(usable_threads=allowance.threads)
@@ -112,10 +113,12 @@ class Service:
             on_up=self._on_up,
             on_down=self._on_down,
             on_failed=self._on_failed,
-            spawn=partial(EngineProcess.spawn, place=(engine_cgroup or EngineCgroup()).add),
+            spawn=partial(EngineProcess.spawn, group=engine_cgroup),
             on_beat=self._on_beat,
             on_give_up=lambda reason: self.request_exit(EXIT_ENGINE_BUDGET_SPENT, reason),
-            spare_wanted=lambda: effective_memory(roots).headroom_bytes > SPARE_HEADROOM_BYTES,
+            spare_wanted=lambda: settings.engine.spare != "off" and self._free_bytes() > SPARE_HEADROOM_BYTES,
+            warm_up=self._warm_up if settings.engine.spare == "hot" else None,
+            open_requests=lambda: self.dispatcher.running,
         )
         self.recorder = Recorder(
             paths.state,
@@ -216,6 +219,7 @@ class Service:
         if self.stopping.status in (EXIT_MEMORY, EXIT_ENGINE_BUDGET_SPENT):
             # What the next service would take over may be the very reason for its start.
             self._kept.give_up()
+        self.dispatcher.conversations.stop_saving()
         await self.supervisor.stop()
         await self.relief.close()
         await self.switch.close()
@@ -238,6 +242,19 @@ class Service:
             self._first = at_start  # one model's trouble is not the others'
             outcome = await self.loader.load_all(link, only=self._first)
         return outcome
+
+    def _free_bytes(self) -> int:
+        return effective_memory(self._roots).headroom_bytes
+
+    async def _warm_up(self, link: EngineLink) -> None:
+        """Load what every engine loads first into a spare one, as far as there is memory for all of it twice."""
+        needed_bytes = sum(need_of(plan).weight_bytes for plan in self._start)
+        if self._free_bytes() > SPARE_HEADROOM_BYTES + needed_bytes:
+            await self.loader.preload(link, self._start)
+        else:
+            log.info(
+                "spare engine without models: not enough memory", extra={"fields": {"needed_bytes": needed_bytes}}
+            )
 
     async def _admit(self, plan: ModelPlan, graph_file: str, engine: FreshEngine) -> MagnitudeError | None:
         hello = self.supervisor.hello

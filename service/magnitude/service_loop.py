@@ -8,13 +8,15 @@ import os
 import signal
 import sys
 from collections.abc import Callable, Coroutine, MutableMapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from magnitude import __version__
 from magnitude.board.oom_score import protect_from_oom
-from magnitude.board.process import ProcessUse, read_process
+from magnitude.board.process_memory import read_process, read_storage_bytes
 from magnitude.board.roots import HostRoots
+from magnitude.board.temperature import processor_temp_c
 from magnitude.config import Settings
 from magnitude.config.load import Loaded
 from magnitude.errors import EngineNotReady, MagnitudeError
@@ -39,13 +41,14 @@ from magnitude.supervise.restart_job import restart_follows
 from magnitude.supervise.status_line import StatusFacts
 from magnitude.supervise.stopping import Stopping
 from magnitude.supervise.teller import Look, Teller
+from magnitude.supervise.temperature_watch import TemperatureWatch
 from magnitude.supervise.watchdog import EngineView
 from magnitude.text.catalogue import TextCatalogue
 
 log = logging.getLogger("magnitude.service")
 
-# How long open requests may go on after SIGTERM. systemd gives 90 s before it kills, but a person at a terminal or
-# a board that loses power soon does not wait so long; most answers end within it.
+# How long open requests may go on after SIGTERM: a third of the time that the unit gives a stop (TimeoutStopSec=). A
+# person at a terminal or a board that loses power soon does not wait longer; most answers end within it.
 GRACEFUL_S = 10.0
 # So long before that, what is still open is ended with an error that its client can read.
 FAREWELL_S = 1.0
@@ -67,7 +70,7 @@ def run_service(
     inherited = take_inherited(environ)
     paths = find_paths(environ)
     prepare_state_folder(paths.state)
-    engine_cgroup = enter_leaf()
+    engine_cgroup = enter_leaf(roots)
     try:
         return asyncio.run(
             _serve(settings, paths, notifier, inherited, read, engine_cgroup=engine_cgroup, roots=roots)
@@ -92,12 +95,15 @@ async def _serve(
     sockets = open_sockets(settings.server, inherited, run_folder=paths.run)
     protect_from_oom(roots)
     stored = [one for one in inherited if not one.is_socket]
-    kept = KeptMemory(notifier, stored, returns=restart_follows if notifier.active else None)
+    kept = KeptMemory(notifier, stored, returns=partial(restart_follows, roots=roots) if notifier.active else None)
     service = Service(settings, paths, roots=roots, engine_cgroup=engine_cgroup, kept=kept)
     live, metrics, stopping = LiveSettings(settings), service.metrics(), service.stopping
     app = build_app(service.dispatcher, live, texts=service.texts, metrics=metrics, records=service.recorder.store)
     accepting = asyncio.Event()
-    teller = Teller(notifier, lambda: look_at(service, accepting), on_failed=_gives_up(notifier, stopping))
+    warmth = TemperatureWatch(partial(processor_temp_c, roots or HostRoots()))
+    teller = Teller(
+        notifier, lambda: look_at(service, accepting, warmth.temp_c), on_failed=_gives_up(notifier, stopping)
+    )
     if read is not None:
         live.reload = Reloader(read, live=live, service=service, sockets=sockets, teller=teller).reload
     tasks = _Tasks(stopping)
@@ -105,6 +111,7 @@ async def _serve(
     tasks.essential("saving conversations", service.dispatcher.conversations.run())
     tasks.essential("watching memory", service.memory.run())
     if notifier.active:
+        warmth.start()
         tasks.essential("telling the service manager", teller.run())
     # Tokenizers are read while the engine starts, so that the first request does not wait for them.
     tasks.start(_report_text_problems(service.loaded_at_start(), service.texts))
@@ -127,6 +134,7 @@ async def _serve(
             on_started=started,
         )
     finally:
+        warmth.stop()
         tasks.cancel()
         await service.stop()
         log.info("stopped")
@@ -185,14 +193,17 @@ def _gives_up(notifier: Notifier, stopping: Stopping) -> Callable[[str], None]:
     return given_up
 
 
-def look_at(service: Service, accepting: asyncio.Event) -> Look:
-    """How the service is now. `accepting` is set once its sockets are."""
+def look_at(service: Service, accepting: asyncio.Event, temp_c: float | None = None) -> Look:
+    """How the service is now. `accepting` is set once its sockets are; `temp_c` is the processor's, where known."""
     supervisor = service.supervisor
     lifecycle, heartbeat, pid = supervisor.lifecycle, supervisor.heartbeat, supervisor.pid
     up = lifecycle.phase is Phase.UP
     health = service.dispatcher.health()
     steps = heartbeat.steps if heartbeat else 0
-    use = read_process(pid) if pid is not None and not up else None
+    read_bytes = rss_bytes = 0
+    if pid is not None and not up:
+        memory = read_process(HostRoots(), pid)
+        read_bytes, rss_bytes = read_storage_bytes(HostRoots(), pid), memory.resident_bytes if memory else 0
     models = service.loaded_at_start()
     return Look(
         engine=EngineView(
@@ -206,8 +217,8 @@ def look_at(service: Service, accepting: asyncio.Event) -> Look:
         load=LoadSample(
             pid,
             lifecycle.phase.value,
-            read_bytes=use.read_bytes if use else 0,
-            rss_bytes=use.rss_bytes if use else 0,
+            read_bytes=read_bytes,
+            rss_bytes=rss_bytes,
             steps=steps,
         ),
         facts=StatusFacts(
@@ -215,9 +226,10 @@ def look_at(service: Service, accepting: asyncio.Event) -> Look:
             further_models=max(0, len(models) - 1),
             running=health.running,
             waiting=health.queue_depth,
-            engine="" if up else _engine_in_words(lifecycle, use),
-            # The first reason is the engine's then.
+            engine="" if up else _engine_in_words(lifecycle, rss_bytes),
+            temp_c=temp_c,
             memory=service.memory.step_text(),
+            # The first reason is the engine's then.
             degraded="; ".join(health.reasons if up else health.reasons[1:]),
         ),
         serves=accepting.is_set() and up,
@@ -226,9 +238,9 @@ def look_at(service: Service, accepting: asyncio.Event) -> Look:
     )
 
 
-def _engine_in_words(lifecycle: EngineLifecycle, use: ProcessUse | None) -> str:
+def _engine_in_words(lifecycle: EngineLifecycle, rss_bytes: int) -> str:
     """What an engine that does not serve is doing."""
-    loaded = f", {use.rss_bytes // 1_000_000} MB in memory" if use and lifecycle.phase is Phase.LOADING else ""
+    loaded = f", {rss_bytes // 1_000_000} MB in memory" if rss_bytes and lifecycle.phase is Phase.LOADING else ""
     return f"engine {lifecycle.phase.value}: {lifecycle.reason}{loaded}"
 
 

@@ -7,6 +7,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import numpy as np
 import pytest
 from engine_driver import EngineDriver, KvFile
@@ -217,7 +218,8 @@ def test_a_model_on_its_plain_graph_takes_no_adapter(
 def test_damaged_and_foreign_adapters_are_refused(
     serving: EngineDriver, adapters: dict[str, AdapterDescription], tmp_path: Path
 ) -> None:
-    twice = load_adapter(serving, adapters["low"])
+    assert isinstance(load_adapter(serving, adapters["low"]), Done)  # the very same is there already
+    twice = load_adapter(serving, msgspec.structs.replace(adapters["low"], adapter_hash="0" * 64))
     assert isinstance(twice, Failed) and twice.code == "adapter_already_loaded"
     data = bytearray((Path(adapters["low"].folder) / "adapter.safetensors").read_bytes())
     data[-1] ^= 1

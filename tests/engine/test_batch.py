@@ -236,6 +236,26 @@ def test_a_slot_that_does_not_hold_what_is_on_record_is_not_trusted(tiny: ModelD
     assert house.ids[2] == house.ids[1]
 
 
+@pytest.mark.parametrize("copy", [True, False])
+def test_a_prefix_is_still_there_after_an_engine_was_lost_that_had_just_taken_it_over(
+    tiny: ModelDescription, new_kv: NewKv, copy: bool
+):
+    kv = new_kv(tiny, slots=4)
+    house = House(tiny, kv)
+    house.open(1, PROMPTS[2], 0)
+    house.run()
+    held = [*PROMPTS[2], *house.ids[1]][: house.kv.read_header(0).length]  # type: ignore[union-attr]
+    prompt = [*PROMPTS[2][:24], *PROMPTS[1]]
+    where = {"kv_copy_from": 0} if copy else {}
+    for engine in (House(tiny, kv), House(tiny, kv)):  # the first one is lost before it has computed anything
+        engine.open(2, prompt, 3 if copy else 0, kv_valid_tokens=24, kv_holds=record(held), **where)
+    engine.run()
+    end = engine.ends[2]
+    assert isinstance(end, Finished)
+    assert end.cached_tokens == 24
+    assert engine.ids[2] == alone(tiny, new_kv, prompt)
+
+
 def test_a_prompt_that_is_cached_whole_still_computes_its_last_piece(tiny: ModelDescription, new_kv: NewKv):
     house = House(tiny, new_kv(tiny, slots=4))
     house.open(1, PROMPTS[2], 0, max_new_tokens=1)

@@ -180,11 +180,20 @@ def test_a_model_that_does_not_load_fails_with_the_cause_and_the_engine_serves_o
     assert isinstance(failed, Failed)
     assert failed.request_id == without_memory
     engine.load(tiny, kv)
-    again = engine.send_load(tiny, kv)
+    other_memory = engine.send_load(tiny, new_kv(tiny))
     failed = engine.next()
     assert isinstance(failed, Failed)
-    assert (failed.request_id, failed.code) == (again, "model_already_loaded")
+    assert (failed.request_id, failed.code) == (other_memory, "model_already_loaded")
     assert len(engine.generate([1, 2, 3])[0]) == 8
+
+
+def test_loading_what_is_loaded_just_so_changes_nothing(engine: EngineDriver, tiny: ModelDescription, new_kv: NewKv):
+    kv = new_kv(tiny)
+    first = engine.load(tiny, kv)
+    ids = engine.generate([1, 2, 3])[0]
+    again = engine.load(tiny, kv)
+    assert (again.inputs, again.outputs) == (first.inputs, first.outputs)
+    assert engine.generate([1, 2, 3])[0] == ids
 
 
 def test_loading_says_what_the_graph_takes_and_gives(engine: EngineDriver, folder: Path):

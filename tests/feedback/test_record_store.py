@@ -4,6 +4,7 @@ import asyncio
 import itertools
 import logging
 import sqlite3
+import time
 from pathlib import Path
 
 import pytest
@@ -117,6 +118,24 @@ def test_memory_stays_bounded_while_the_storage_refuses(tmp_path: Path) -> None:
     kept = recent(store, 2 * MAX_WAITING)
     assert len(kept) <= MAX_WAITING
     assert kept[0] == MAX_WAITING + 9
+    store.stop()
+
+
+def test_rows_that_come_while_a_write_fails_take_the_place_of_the_oldest(tmp_path: Path) -> None:
+    store = started(tmp_path)
+    other = sqlite3.connect(store.path, isolation_level=None)
+    other.execute("BEGIN IMMEDIATE")  # the store waits for it for some seconds, then gives up
+    for number in range(FLUSH_ROWS):
+        store.add(row(number))
+    while not store._writing:
+        time.sleep(0.01)
+    for number in range(MAX_WAITING):
+        store.add(row(FLUSH_ROWS + number))
+    with store._changed:
+        assert store._changed.wait_for(lambda: not store._writing, 60)
+        kept = [each.task.prompt_tokens for each in store._waiting]
+    other.close()
+    assert kept == list(range(FLUSH_ROWS, FLUSH_ROWS + MAX_WAITING))
     store.stop()
 
 

@@ -19,7 +19,7 @@ from magnitude.models.description import DecoderShape, ModelDescription
 from magnitude.policy.strategy import Strategy
 from magnitude.schedule.conversations import Conversations, KvSettings
 from magnitude.schedule.inference import GenerationTask
-from magnitude.schedule.kept_memory import KeptMemory, stored_name
+from magnitude.schedule.kept_memory import ASK_AGAIN_S, KeptMemory, stored_name
 from magnitude.schedule.kv_memory import create_memory
 from magnitude.schedule.plan import ModelPlan
 from magnitude.schedule.slot_terms import KvFigures, Placement
@@ -375,6 +375,24 @@ async def test_without_a_store_nothing_is_kept_and_nothing_breaks(store: Store) 
     assert run.plan.kv is not None
     with pytest.raises(OSError, match="descriptor"):
         run.plan.kv.resident_bytes()
+
+
+@on_a_loop
+async def test_a_store_that_was_busy_for_a_moment_gets_what_comes_later(store: Store) -> None:
+    store.refuses = True
+    first = Run(store, now_s=100.0)
+    first.say(task_of(text(0)), [1, 2])
+    store.refuses = False
+    first.say(task_of(text(1000)), [1, 2])
+    assert store.names() == []  # not asked again at each request
+    first.now_s += ASK_AGAIN_S
+    first.say(task_of(text(2000)), [1, 2])
+    assert store.names() == [KV, TABLE]
+    first.killed()
+
+    second = Run(store, now_s=200.0)
+    assert second.known([*text(2000), 1, 2, 9]) == 42
+    second.killed()
 
 
 def test_names_in_the_store_are_fit_for_it_and_tell_models_apart() -> None:

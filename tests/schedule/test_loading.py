@@ -2,6 +2,7 @@
 
 import asyncio
 
+import msgspec
 import pytest
 from scripted_engine import Answer, ScriptedEngine
 
@@ -263,3 +264,41 @@ def test_a_generation_may_be_awaited_to_its_end() -> None:
 
     assert isinstance(asyncio.run(ask(whole=True)), Finished)
     assert isinstance(asyncio.run(ask(whole=False)), Tokens)
+
+
+def test_what_stands_by_is_asked_for_the_very_load_that_comes_later() -> None:
+    plans = [plan("a"), plan("b", fallback="slow.onnx")]
+    loader = loader_of(plans)
+    asked: list[Message] = []
+
+    def noted(message: Message) -> ToService:
+        asked.append(message)
+        return loaded(message)
+
+    engine = ScriptedEngine(noted)
+    engine.deliver = loader.on_message
+    asyncio.run(loader.preload(engine, plans))  # type: ignore[arg-type]
+    ahead, asked = asked, []
+    assert load(loader, noted) == ModelsReady()
+    assert [msgspec.structs.replace(one, request_id=0) for one in ahead] == [
+        msgspec.structs.replace(one, request_id=0) for one in asked
+    ]
+
+
+def test_a_model_that_failed_or_runs_on_its_fallback_is_not_loaded_ahead() -> None:
+    plans = [plan("a"), plan("b"), plan("c")]
+    plans[0].failure = ModelError("torn")
+    plans[1].degraded = "on its slow fallback graph"
+    loader = loader_of(plans)
+    asked: list[str] = []
+
+    def refusing(message: Message) -> ToService:
+        assert isinstance(message, LoadModel)
+        asked.append(message.model.name)
+        return failing("c")(message)
+
+    engine = ScriptedEngine(refusing)
+    engine.deliver = loader.on_message
+    asyncio.run(loader.preload(engine, plans))  # type: ignore[arg-type]
+    assert asked == ["c"]
+    assert plans[2].failure is None  # the next engine tries it itself

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import mmap
+import threading
 from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import Any, cast
@@ -298,9 +299,8 @@ def test_shrinking_evicts_what_cannot_be_saved_until_the_rest_fits_and_never_bel
         house.relief.shrink_kv(0.5)
         await house.settle()
         assert table.figures().idle_slots == 4
-        for _ in range(5):
-            house.relief.shrink_kv(0.25)
-            await house.settle()
+        house.relief.shrink_kv(0.01)
+        await house.settle()
         assert table.figures().idle_slots == 1
         assert table.figures().budget_bytes == 256 * TOKEN_BYTES
         house.relief.shrink_kv(1.0)
@@ -308,6 +308,82 @@ def test_shrinking_evicts_what_cannot_be_saved_until_the_rest_fits_and_never_bel
         assert table.figures().budget_bytes == planned_bytes
 
     house.play(scenario)
+
+
+def test_a_larger_share_gives_room_back_and_takes_nothing_more() -> None:
+    house = House(plan("m"))
+    table = house.plans["m"].table
+    assert table is not None
+
+    async def scenario() -> None:
+        for number in range(8):
+            conversation(house.plans["m"], 1000 + number, [number] * 255)
+        house.relief.shrink_kv(0.5)
+        await house.settle()
+        half_bytes = table.figures().budget_bytes
+        house.relief.shrink_kv(0.25)
+        await house.settle()
+        assert (table.figures().idle_slots, table.figures().budget_bytes) == (2, half_bytes // 2)
+        house.relief.shrink_kv(0.5)
+        await house.settle()
+        assert (table.figures().idle_slots, table.figures().budget_bytes) == (2, half_bytes)
+
+    house.play(scenario)
+
+
+def test_a_shrink_that_saves_for_long_does_not_undo_what_was_decided_after_it(tmp_path: Path) -> None:
+    asked, may_go_on = threading.Event(), threading.Event()
+
+    def slow_card(fd: int) -> None:
+        asked.set()
+        may_go_on.wait(30)
+
+    files = SlotFiles(tmp_path / "kv", reserve_bytes=0, sync=slow_card)
+    files.scan()
+    house = House(plan("m"), files=files)
+    table = house.plans["m"].table
+    assert table is not None
+
+    async def scenario() -> None:
+        planned_bytes = table.figures().budget_bytes
+        for number in range(4):
+            conversation(house.plans["m"], 1000 + number, [number] * 200)
+        house.relief.shrink_kv(0.5)
+        await asyncio.to_thread(asked.wait, 30)
+        house.relief.shrink_kv(1.0)
+        await asyncio.sleep(0)
+        may_go_on.set()
+        await house.settle()
+        assert table.figures().budget_bytes == planned_bytes
+
+    house.play(scenario)
+
+
+def test_a_stop_waits_for_one_slow_save_and_not_for_all_that_a_shrink_would_save(tmp_path: Path) -> None:
+    asked, may_go_on = threading.Event(), threading.Event()
+
+    def slow_card(fd: int) -> None:
+        asked.set()
+        may_go_on.wait(30)
+
+    files = SlotFiles(tmp_path / "kv", reserve_bytes=0, sync=slow_card)
+    files.scan()
+    house = House(plan("m"), files=files)
+    table = house.plans["m"].table
+    assert table is not None
+
+    async def scenario() -> None:
+        for number in range(4):
+            conversation(house.plans["m"], 1000 + number, [number] * 200)
+        house.relief.shrink_kv(0.5)
+        await asyncio.to_thread(asked.wait, 30)
+        house.dispatcher.conversations.stop_saving()
+        may_go_on.set()
+        await house.relief.close()
+        assert table.figures().saved_copies == 1
+
+    house.play(scenario)  # which closes it
+    assert table.figures().saved_copies == 4
 
 
 def test_idle_models_leave_and_pinned_and_busy_ones_stay() -> None:

@@ -13,6 +13,8 @@ class Engine:
 
     pid = 7
     spare_pid = None
+    spare_ready = False
+    last_recovery = None
     recycles = 0
 
     def __init__(self, heartbeat: Heartbeat | None = None, recent_losses: int = 0) -> None:

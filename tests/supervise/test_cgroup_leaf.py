@@ -13,7 +13,6 @@ from magnitude.board import HostRoots
 from magnitude.supervise.cgroup_leaf import (
     SERVICE_RESERVE_BYTES,
     EngineCgroup,
-    OomEvents,
     engine_limit_bytes,
     enter_leaf,
 )
@@ -111,13 +110,15 @@ def test_service_and_engine_both_get_a_useful_part(limit_bytes: int) -> None:
 
 def test_kills_for_want_of_memory_are_counted(tmp_path: Path) -> None:
     group = enter_leaf(unit_tree(tmp_path), delegated=delegates(tmp_path))
-    assert group.events() == OomEvents(max=7, oom=2, oom_kill=1)
+    assert group.oom_kills() == 1
 
 
 def test_without_a_memory_controller_the_engine_still_has_its_group(tmp_path: Path) -> None:
     group = enter_leaf(unit_tree(tmp_path, controllers="cpuset cpu io pids"), delegated=delegates(tmp_path))
     assert group.add(815)
-    assert group.events() is None
+    assert group.oom_kills() is None
+    (tmp_path / "proc/vmstat").write_text("nr_free_pages 815\noom_kill 4\n")
+    assert group.oom_kills() == 4
 
 
 def test_where_nothing_is_delegated_everything_is_left_as_it_is(
@@ -128,7 +129,6 @@ def test_where_nothing_is_delegated_everything_is_left_as_it_is(
         group = enter_leaf(roots, delegated=lambda folder: False)
     assert group.folder is None
     assert not group.add(815)
-    assert group.events() is None
     assert written(tmp_path, "cgroup.procs") == "4711"
     assert written(tmp_path, "service/cgroup.procs") == ""
     assert len(caplog.records) == 1

@@ -49,9 +49,15 @@ def read_events(roots: HostRoots, groups: Sequence[GroupMemory]) -> MemoryEvents
         high=_fields(Path(throttled.path) / "memory.events").get("high"),
         max=counted.get("max"),
         oom=counted.get("oom"),
-        oom_kill=_fields(Path(unit.path) / "memory.events").get("oom_kill"),
+        oom_kill=group_oom_kills(Path(unit.path)),
         board_oom_kill=oom_kills(roots),
     )
+
+
+def group_oom_kills(folder: Path) -> int | None:
+    """Processes of the control group (version 2) at `folder`, and of those below it, that were killed for want of
+    memory, whoever's limit it was; None where the kernel does not count them."""
+    return _fields(folder / "memory.events").get("oom_kill")
 
 
 def _fields(path: Path) -> dict[str, int]:

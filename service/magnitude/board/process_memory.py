@@ -1,5 +1,5 @@
-"""Memory of single processes. A number alone names no process: it is given away again once its owner has ended, so a
-process is its number together with the time it started."""
+"""Memory of single processes, and what they have read. A number alone names no process: it is given away again once
+its owner has ended, so a process is its number together with the time it started."""
 
 from __future__ import annotations
 
@@ -29,6 +29,11 @@ class ProcessMemory(msgspec.Struct, frozen=True, kw_only=True):
         """What comes free when it ends, wherever it lies now."""
         return self.anon_bytes + self.swap_bytes
 
+    @property
+    def resident_bytes(self) -> int:
+        """All that is in memory, whoever else has it as well."""
+        return self.anon_bytes + self.shared_bytes + self.file_bytes
+
 
 def read_process(roots: HostRoots, pid: int) -> ProcessMemory | None:
     """Memory of process `pid`; None when there is no such process, it has ended (a zombie holds nothing), it may not
@@ -54,6 +59,15 @@ def read_process(roots: HostRoots, pid: int) -> ProcessMemory | None:
         shared_bytes=kib.get("RssShmem", 0) * 1024,
         file_bytes=kib.get("RssFile", 0) * 1024,
     )
+
+
+def read_storage_bytes(roots: HostRoots, pid: int) -> int:
+    """What process `pid` made storage read since its start (proc(5), `io`); 0 where the kernel does not tell."""
+    for line in (read_text(roots.proc / str(pid) / "io") or "").splitlines():
+        name, _, value = line.partition(":")
+        if name == "read_bytes" and value.strip().isdecimal():
+            return int(value)
+    return 0
 
 
 def _start_ticks(roots: HostRoots, pid: int) -> int | None:

@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from magnitude.schedule.figures import ModelFigures
     from magnitude.schedule.inference import ModelState, ServiceState
     from magnitude.schedule.slot_terms import KvFigures
+    from magnitude.supervise.recovery import Recovery
 
 
 WIDE = 240
@@ -62,6 +63,8 @@ def show(state: ServiceState, where: str) -> None:
         f"engine {state.engine_phase} ({engine}), restarts {health.engine_restarts}, steps {state.engine_steps}, "
         f"running {health.running}, waiting {health.queue_depth}"
     )
+    if (recovery := state.engine_last_recovery) is not None:
+        console.print(recovery_line(recovery, state.engine_last_loss), markup=False)
     console.print(f"memory: engine {size(state.engine_rss_bytes)}, service {size(state.service_rss_bytes)}")
     if state.memory.step != "normal":
         console.print(f"memory is short: step {state.memory.step}; {state.memory.reason}", style="red", markup=False)
@@ -97,6 +100,14 @@ def show(state: ServiceState, where: str) -> None:
             f"P95 {figures.run_p95_s:.3f} s{_extras(figures)}",
             markup=False,
         )
+
+
+def recovery_line(recovery: Recovery, reason: str) -> str:
+    """How the last engine was lost, and what replacing it took."""
+    parts = (("start", recovery.start_s), ("load", recovery.load_s), ("first step", recovery.first_step_s))
+    known = ", ".join(f"{name} {part_s:.2f}" for name, part_s in parts if part_s is not None)
+    took = f"replaced in {recovery.total_s:.2f} s ({known})" if recovery.load_s is not None else "being replaced"
+    return f"last engine lost: {reason or recovery.cause}; {took}, {recovery.open_requests} requests went on"
 
 
 def standing(model: ModelState) -> str:

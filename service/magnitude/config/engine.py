@@ -84,6 +84,13 @@ class EngineSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     default_temperature: Annotated[
         float, Meta(ge=0, le=2, description="Temperature when a request names none; 0 always takes the best token.")
     ] = 0.3
+    spare: Annotated[
+        Literal["off", "warm", "hot"],
+        Meta(
+            description="The engine that stands by for the one that serves, while memory allows. warm: started, with "
+            "no model; hot: with the models of the start, which take their memory a second time; off: none."
+        ),
+    ] = "warm"
     step_deadline_s: Annotated[
         float,
         Meta(

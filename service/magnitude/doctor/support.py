@@ -30,7 +30,7 @@ from magnitude.feedback import record_table
 from magnitude.feedback.bundles import FOLDER, BundleRefused, read_all, without_content
 from magnitude.feedback.record_file import reading
 from magnitude.feedback.recorder import RECORDS_FILE, program_versions
-from magnitude.persist import MAX_STATE_BYTES, fault_of
+from magnitude.persist import MAX_STATE_BYTES, fault_of, write_atomic
 
 # Newest rows of tasks: a busy day of an agent, 350 kB before compression.
 ROWS = 500
@@ -86,14 +86,16 @@ def collect(context: SupportContext) -> dict[str, str]:
 
 
 def write_archive(path: Path, files: dict[str, str], wall_s: float) -> None:
-    """A tar.gz that only its owner can read. Raises `OSError`."""
-    descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
-    with os.fdopen(descriptor, "wb") as file, tarfile.open(fileobj=file, mode="w:gz") as archive:
+    """A tar.gz that only its owner can read, in place of whatever has that name. Raises `OSError`."""
+    packed = io.BytesIO()
+    with tarfile.open(fileobj=packed, mode="w:gz") as archive:
         for name, text in sorted(files.items()):
             data = text.encode("utf-8", "replace")
             member = tarfile.TarInfo(f"{FOLDER_IN_ARCHIVE}/{name}")
             member.size, member.mtime, member.mode = len(data), int(wall_s), 0o600
             archive.addfile(member, io.BytesIO(data))
+    # A new file: in one that lies there already, or behind a link, somebody else could read along.
+    write_atomic(path, packed.getvalue(), mode=0o600)
 
 
 # --- the parts ---

@@ -66,6 +66,8 @@ class AdapterSet:
 
     def load(self, name: str, folder: Path, adapter_hash: str) -> None:
         """Map the adapter in `folder`. Raises `ModelError` where it is not the one of that hash, or does not fit."""
+        if name and name in self._adapters and self._adapters[name].adapter_hash == adapter_hash:
+            return  # a spare engine has loaded what the service then asks it to load
         if not name or name in self._adapters:
             raise RequestError(f"adapter {name!r} of {self._model} is already loaded", code="adapter_already_loaded")
         if not self._inputs:

@@ -73,7 +73,9 @@ def _reusable(request: Generate, kv: KvMemory, model_hash: str, ids: list[int], 
         known = SlotContents(tokens=len(ids), ids_hash=extend_hash(HASH_OF_NOTHING, ids)) if not valid else None
     else:
         known = request.kv_holds
-        valid = wanted if holds(header, model_hash, layout_id, known.tokens, known.ids_hash) else 0
+        kept = holds(header, model_hash, layout_id, known.tokens, known.ids_hash)
+        # An engine that was lost right after it had taken over the slot has left it with this text's beginning.
+        valid = wanted if kept else min(wanted, trusted_length(header, model_hash, layout_id, ids))
     if not valid and known is not None and kv.holds_more(source, model_hash, known):
         # The engine before was lost in the middle of a step, or the service before was, and never told.
         valid = min(wanted, known.tokens)

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import logging
 import math
+import os
 from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import msgspec
 import numpy as np
 
 from magnitude.engine.batch import RunningBatch
@@ -64,6 +66,7 @@ class LoadedModel:
 
     def __init__(self, request: LoadModel, kv_fd: int | None) -> None:
         self.description: ModelDescription = request.model
+        self._request = request
         self._grammar_tokenizer: GrammarTokenizer | None = None
         self._decoder: Decoder | None = None
         self._encoder: Encoder | None = None
@@ -104,6 +107,15 @@ class LoadedModel:
     @property
     def name(self) -> str:
         return self.description.name
+
+    def made_by(self, request: LoadModel, kv_fd: int | None) -> bool:
+        """Whether loading by this request would give the same again: the same model, KV memory and settings."""
+        if msgspec.structs.replace(request, request_id=self._request.request_id) != self._request:
+            return False
+        if self._kv is None or kv_fd is None:
+            return self._kv is None
+        mine, its = os.fstat(self._kv.fd), os.fstat(kv_fd)
+        return (mine.st_dev, mine.st_ino) == (its.st_dev, its.st_ino)
 
     @property
     def pool_use(self) -> PoolUse:

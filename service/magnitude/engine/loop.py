@@ -337,12 +337,13 @@ class EngineLoop:
 
     def _load(self, message: LoadModel, fd: int | None) -> None:
         name = message.model.name
-        if name in self._models:
-            raise RequestError(f"model {name} is already loaded", code="model_already_loaded", param="model")
+        model = self._models.get(name)
         started_s = self._clock()
-        model = LoadedModel(message, fd)
-        self._models[name] = model
-        give_back_memory()  # loading leaves some megabytes of parsed graph behind
+        if model is None:
+            model = self._models[name] = LoadedModel(message, fd)
+            give_back_memory()  # loading leaves some megabytes of parsed graph behind
+        elif not model.made_by(message, fd):  # a spare engine has loaded what the service then asks it to load
+            raise RequestError(f"model {name} is already loaded", code="model_already_loaded", param="model")
         load_s = self._clock() - started_s
         log.info("model %s loaded in %.2f s with %d threads", name, load_s, message.threads)
         self._send(

@@ -195,7 +195,10 @@ class RecordStore:
                     if self._waiting:
                         self._pace.waiting(self._clocks.monotonic())
                 else:
-                    self._waiting.extendleft(reversed(self._writing[-(MAX_WAITING - len(self._waiting)) :]))
+                    room = max(0, MAX_WAITING - len(self._waiting))
+                    dropped = max(0, len(self._writing) - room)
+                    self._waiting.extendleft(reversed(self._writing[dropped:]))
+                    self._dropped += dropped
                     self._pace.refused(self._clocks.monotonic())
                 self._writing = []
                 self._flush = False

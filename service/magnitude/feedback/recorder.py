@@ -122,7 +122,11 @@ class Recorder:
             self._restoring = asyncio.get_running_loop().create_task(self._restore(self.store))
 
     def engine_lost(self, loss: EngineLoss, victims: Sequence[Victim]) -> None:
-        self.failures.engine_lost(loss, victims)
+        """Nothing that goes wrong here may keep the next engine from being started."""
+        try:
+            self.failures.engine_lost(loss, victims)
+        except Exception:
+            log.exception("a lost engine could not be written down")
 
     def stop(self) -> None:
         """Write what waits. Blocks, for seconds at most."""

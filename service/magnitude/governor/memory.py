@@ -23,8 +23,8 @@ from magnitude.governor.memory_sight import MemorySight
 
 _TRIM, _SHRINK_KV, _UNLOAD_IDLE, _REFUSE_LONG, _RECYCLE, _RESTART = range(1, len(STEPS))
 
-# Share of the present KV that stays after a shrink. Halves: the first one leaves every running conversation its
-# place on a board that is half idle, the second one follows only when long prompts are refused as well.
+# Share that stays of the KV that was held when memory got short. Halves: the first one leaves every running
+# conversation its place on a board that is half idle, the second one follows only when long prompts are refused too.
 SHRUNK = 0.5
 SHRUNK_MORE = 0.25
 # Where the service and its engines hold less than this share of what counts against the limit, others do, and a new
@@ -49,7 +49,7 @@ class Trim(msgspec.Struct, frozen=True):
 
 
 class ShrinkKv(msgspec.Struct, frozen=True):
-    """Save idle conversations, and keep KV within `share` of what it holds now; 1: as planned."""
+    """Save idle conversations, and keep KV within `share` of what it held when memory got short; 1: as planned."""
 
     share: float
     reason: str

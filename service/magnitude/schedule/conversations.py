@@ -27,7 +27,7 @@ log = logging.getLogger("magnitude.schedule")
 # How often idle conversations are looked at. `kv.save_after_s` is minutes; the look itself takes microseconds.
 LOOK_EVERY_S = 5.0
 # At a stop nothing new is begun after so long: on a card that writes 20 MB/s that is four conversations of 1,000
-# tokens (SmolLM2-135M, float), and systemd waits 90 s in all.
+# tokens (SmolLM2-135M, float), and the unit's TimeoutStopSec= is 30 s in all.
 STOP_SAVE_S = 10.0
 # A shorter prompt's rate says more about the run's fixed cost than about prefill.
 RATE_TOKENS = 64
@@ -59,7 +59,9 @@ class Conversations:
         self._restore_bytes_per_s = 0.0  # of the last restore; 0: none yet
         self._unsaved: set[tuple[str, int]] = set()  # slots whose request asked never to be written to disk
         self._tasks: set[asyncio.Task[None]] = set()
-        self._closing = False
+        self._kv_share = 1.0  # of what was held when memory got short; 1: as planned
+        self._held_bytes: dict[str, int] = {}  # at that time, by model
+        self._stopping = self._closing = False
 
     # --- requests ---
 
@@ -222,6 +224,11 @@ class Conversations:
             except Exception:
                 log.exception("idle conversations could not be looked at")
 
+    def stop_saving(self) -> None:
+        """The service stops: what is being written is written to its end, and nothing more is begun until `close`,
+        which has the time for it."""
+        self._stopping = True
+
     async def close(self) -> None:
         """Save what the next start can use, once no engine writes any more, and give all memory back but what
         outlives this service."""
@@ -265,20 +272,29 @@ class Conversations:
 
     async def shrink(self, share: float) -> None:
         """Memory is short: save idle conversations, as many as the policy allows, and keep all KV within `share` of
-        what it holds now, but room for one of full length. From 1 on: as planned, without saving."""
-        if share < 1:
+        what it held when that began, but room for one of full length. A larger share than before gives room back
+        without saving; from 1 on it is as planned."""
+        tighter, self._kv_share = share < self._kv_share, share
+        if share >= 1:
+            self._held_bytes.clear()
+        for name, plan in self._plans.items():
+            if share < 1 and plan.table is not None:
+                held_bytes = min(plan.kv_budget_bytes, plan.table.figures().resident_bytes)
+                self._held_bytes.setdefault(name, held_bytes)
+        if tighter:
             try:
                 await self._look(at_stop=True)
             except Exception:
                 log.exception("idle conversations could not be saved when memory was short")
-        for plan in self._plans.values():
+        if self._kv_share != share or self._stopping:
+            return  # saving took so long that memory has changed meanwhile, or that all of it is given back soon
+        for name, plan in self._plans.items():
             if plan.table is None or plan.kv is None:
                 continue
             budget_bytes = plan.kv_budget_bytes
             if share < 1:
                 one_bytes = plan.strategy.context_length * token_bytes(plan.kv.layout)
-                held_bytes = min(budget_bytes, plan.table.figures().resident_bytes)
-                budget_bytes = min(budget_bytes, max(one_bytes, int(share * held_bytes)))
+                budget_bytes = min(budget_bytes, max(one_bytes, int(share * self._held_bytes[name])))
             plan.table.set_budget(budget_bytes, self._clock())
             self._changed_in(plan)
         self._changed()
@@ -354,6 +370,8 @@ class Conversations:
                 self._free(self._plans[candidate.model], candidate.slot, candidate.covered_by)
         until_s = self._clock() + STOP_SAVE_S
         for candidate in todo.save:
+            if self._stopping and not self._closing:
+                break
             if at_stop and self._clock() > until_s:
                 log.warning(
                     "the rest is not saved", extra={"fields": {"reason": "the storage is too slow for a stop"}}

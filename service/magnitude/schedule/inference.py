@@ -24,6 +24,7 @@ from magnitude.feedback.run_series import RunFigures
 from magnitude.governor.memory_state import MemoryState
 from magnitude.models.description import ModelDescription
 from magnitude.schedule.figures import ScheduleFigures
+from magnitude.supervise.recovery import Recovery
 
 Priority = Literal["interactive", "normal", "background"]
 
@@ -183,7 +184,9 @@ class ServiceState(msgspec.Struct, frozen=True, kw_only=True):
     engine_recycles: int = 0  # engines that were replaced on purpose
     engine_recent_losses: int = 0  # engines that were lost unasked within the last quarter of an hour
     engine_last_loss: str = ""  # how the last one ended, of whatever kind
+    engine_last_recovery: Recovery | None = None  # what replacing it took
     spare_engine_pid: int | None = None
+    spare_engine_ready: bool = False
     runs: list[RunFigures] = []  # what graph runs take, by shape
     memory: MemoryState = MemoryState()
 

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import contextlib
 import logging
+import math
 import os
 import re
 import time
@@ -36,6 +37,9 @@ TABLE_PREFIX = "magnitude-table-"
 # Names of descriptors: printable, without colons (sd_pid_notify_with_fds(3)), at most 255 characters.
 _UNFIT = re.compile(r"[^A-Za-z0-9._-]")
 _NAME_CHARACTERS = 200
+# A store that took nothing is asked again after so long: a manager may be busy for a moment. Where there is none it
+# costs a few system calls each time.
+ASK_AGAIN_S = 60.0
 
 
 class Store(Protocol):
@@ -95,6 +99,7 @@ class KeptMemory:
         self._inherited = [(one.name, one.fd) for one in inherited]
         self._journals: dict[str, SlotJournal] = {}
         self._given_up = False
+        self._ask_again_s = -math.inf
 
     def give_up(self) -> None:
         """The next service is to begin with all memory free: leave it nothing."""
@@ -250,13 +255,13 @@ class KeptMemory:
     def _keep(self, plan: ModelPlan) -> SlotJournal | None:
         """A table for memory that has its first conversation, both handed to the store; None: nobody keeps them."""
         assert plan.kv is not None
-        if self._store is None:
+        if self._store is None or self._clock() < self._ask_again_s:
             return None
         name = plan.description.name
         journal = SlotJournal.create(name, plan.kv, plan.strategy.slots)
         if not self._put(plan, journal):
             journal.close()
-            self._store = None  # nobody is there: do not ask again at every request
+            self._ask_again_s = self._clock() + ASK_AGAIN_S  # not at every request
             return None
         self._journals[name] = journal
         return journal

@@ -128,6 +128,25 @@ class ModelLoader:
             return LoadFailed(reason, permanent=all(failure.permanent for failure in failures))
         return ModelsReady()
 
+    async def preload(self, link: EngineLink, plans: Collection[ModelPlan]) -> None:
+        """Load the plans, as `load_all` would, into an engine that stands by: it then has nothing more to do for
+        them. What does not work there is left for `load_all` to find.
+
+        To be cancelled when the engine is gone.
+        """
+        for plan in plans:
+            if plan.failure is not None or plan.degraded:
+                continue
+            request_id = self._dispatcher.next_id()
+            message = _load_message(plan, plan.description, request_id)
+            answer = await self.ask(link, message, request_id, plan.kv.fd if plan.kv else None)
+            if isinstance(answer, Loaded):
+                await self._load_adapters(link, plan)
+            else:
+                reason = answer.message if isinstance(answer, Failed) else type(answer).__name__
+                fields = {"model": plan.description.name, "reason": reason}
+                log.warning("model not loaded into the spare engine", extra={"fields": fields})
+
     async def take_down(self, link: EngineLink, plan: ModelPlan) -> None:
         """Unload the model; returns when the engine has let go of it. It must have no open requests.
 
@@ -220,15 +239,7 @@ class ModelLoader:
     async def _load(self, link: EngineLink, plan: ModelPlan, description: ModelDescription) -> MagnitudeError | None:
         name = description.name
         request_id = self._dispatcher.next_id()
-        message = LoadModel(
-            request_id=request_id,
-            model=description,
-            threads=plan.strategy.threads,
-            kv=plan.kv.layout if plan.kv else None,
-            max_batch=max(1, plan.strategy.max_batch),
-            max_inter_token_ms=plan.strategy.max_inter_token_ms,
-            draft=plan.draft,
-        )
+        message = _load_message(plan, description, request_id)
         answer = await self.ask(link, message, request_id, plan.kv.fd if plan.kv else None)
         match answer:
             case Loaded():
@@ -259,3 +270,15 @@ class ModelLoader:
                 return error
             case _:
                 return MagnitudeError(f"unexpected answer {type(answer).__name__} to loading {name}")
+
+
+def _load_message(plan: ModelPlan, description: ModelDescription, request_id: int) -> LoadModel:
+    return LoadModel(
+        request_id=request_id,
+        model=description,
+        threads=plan.strategy.threads,
+        kv=plan.kv.layout if plan.kv else None,
+        max_batch=max(1, plan.strategy.max_batch),
+        max_inter_token_ms=plan.strategy.max_inter_token_ms,
+        draft=plan.draft,
+    )

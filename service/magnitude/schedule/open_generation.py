@@ -162,7 +162,9 @@ class OpenGeneration(OpenTask):
     def lost(self) -> None:
         super().lost()
         self.pausing = False
-        self.spent = self.spent.with_lost(min(self._kept, len(self.task.prompt)))
+        # A run that nothing was heard of did not find anything either: the next one is the first.
+        if self._prompt_done or self.emitted:
+            self.spent = self.spent.with_lost(min(self._kept, len(self.task.prompt)))
 
     def first_message(self) -> Generate:
         """Without what only this attempt knows: its number, its slot, what was in it."""

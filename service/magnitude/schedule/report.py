@@ -17,6 +17,7 @@ from magnitude.schedule.plan import ModelPlan
 from magnitude.schedule.pool import PoolFigures
 from magnitude.schedule.residency import State
 from magnitude.supervise.lifecycle import MANY_LOSSES, RECENT_S, EngineLifecycle, Phase
+from magnitude.supervise.recovery import Recovery
 
 if TYPE_CHECKING:
     from magnitude.schedule.conversations import Conversations
@@ -44,7 +45,13 @@ class EngineView(Protocol):
     def recent_losses(self) -> int: ...
 
     @property
+    def last_recovery(self) -> Recovery | None: ...
+
+    @property
     def spare_pid(self) -> int | None: ...
+
+    @property
+    def spare_ready(self) -> bool: ...
 
     def recycle(self, reason: str) -> Awaitable[None]: ...
 
@@ -108,7 +115,9 @@ def state_of(
         engine_recycles=engine.recycles,
         engine_recent_losses=engine.recent_losses,
         engine_last_loss=engine.lifecycle.loss.reason if engine.lifecycle.loss else "",
+        engine_last_recovery=engine.last_recovery,
         spare_engine_pid=engine.spare_pid,
+        spare_engine_ready=engine.spare_ready,
         engine_rss_bytes=heartbeat.rss_bytes if heartbeat else 0,
         service_rss_bytes=psutil.Process().memory_info().rss,
         models=[_model_state(plan, residency[plan.description.name]) for plan in plans],

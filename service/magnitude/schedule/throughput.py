@@ -3,6 +3,7 @@ for each way to run it."""
 
 from __future__ import annotations
 
+import asyncio
 import hashlib
 import logging
 from pathlib import Path
@@ -81,7 +82,9 @@ class Throughput:
             self._exact[key] = answer.verifies_exactly
             self._known = dict(list(self._known.items())[-MAX_MEASUREMENTS:])
             self._exact = {kept: self._exact.get(kept, False) for kept in self._known}
-            self._file.save(Measurements(step_s=self._known, verifies_exactly=self._exact))
+            known = Measurements(step_s=dict(self._known), verifies_exactly=dict(self._exact))
+            # In a thread: a card that is busy holds a sync up for seconds.
+            await asyncio.to_thread(self._file.save, known)
         step_s = self._known[key]
         plan.verifies_exactly = self._exact.get(key, False)
         plan.compute_slots = max(1, min(knee(step_s), plan.strategy.max_batch))

@@ -18,10 +18,10 @@ import os
 from collections.abc import Callable
 from pathlib import Path
 
-import msgspec
-
 from magnitude.board.cgroup import chains
 from magnitude.board.memory import effective_memory
+from magnitude.board.memory_events import group_oom_kills
+from magnitude.board.oom import oom_kills
 from magnitude.board.roots import HostRoots, read_text
 
 log = logging.getLogger("magnitude.supervise")
@@ -42,17 +42,8 @@ SERVICE_RESERVE_SHARE = 4
 _DELEGATE_ATTRIBUTE = "user.delegate"
 
 
-class OomEvents(msgspec.Struct, frozen=True, kw_only=True):
-    """How often, since the group was made, its memory hit the limit (`max`), could not be had at all (`oom`), and a
-    process in it was killed for that (`oom_kill`). See memory.events in the kernel's cgroup-v2 documentation."""
-
-    max: int = 0
-    oom: int = 0
-    oom_kill: int = 0
-
-
 class EngineCgroup:
-    """The group that engines are put into; without one (`folder` None) every method is a no-op."""
+    """The group that engines are put into; without one (`folder` None) they stay where they are."""
 
     def __init__(self, folder: Path | None = None, *, roots: HostRoots | None = None) -> None:
         self.folder = folder
@@ -72,14 +63,11 @@ class EngineCgroup:
             log.warning("engine stays in the service's group", extra={"fields": {"pid": pid, "error": error}})
         return error is None
 
-    def events(self) -> OomEvents | None:
-        """The counters of the group, or None where there is no memory controller."""
-        text = read_text(self.folder / "memory.events") if self.folder is not None else None
-        if text is None:
-            return None
-        lines = (line.partition(" ") for line in text.splitlines())
-        counts = {name: int(value) for name, _, value in lines if value.isdecimal()}
-        return OomEvents(max=counts.get("max", 0), oom=counts.get("oom", 0), oom_kill=counts.get("oom_kill", 0))
+    def oom_kills(self) -> int | None:
+        """Processes killed for want of memory: of this group since it was made; where there is no group, or it does
+        not count, of the whole board since boot. None where nobody counts."""
+        kills = group_oom_kills(self.folder) if self.folder is not None else None
+        return oom_kills(self._roots) if kills is None else kills
 
     def _set_limit(self, folder: Path) -> None:
         """An engine that grows meets its own limit before the unit's, so that the kernel ends it and nobody else.
@@ -117,11 +105,11 @@ def enter_leaf(roots: HostRoots | None = None, *, delegated: Callable[[Path], bo
     unit = _unit_group(roots, delegated)
     if unit is None:
         log.info("no control group is delegated, the engine shares the service's")
-        return EngineCgroup()
+        return EngineCgroup(roots=roots)
     error = _step_down(unit) or _make(unit / ENGINE_GROUP)
     if error is not None:
         log.warning("control group cannot be divided", extra={"fields": {"group": str(unit), "error": error}})
-        return EngineCgroup()
+        return EngineCgroup(roots=roots)
     offered = (read_text(unit / "cgroup.controllers") or "").split()
     # One by one: a controller that refuses must not cost the others.
     refused = {name: _write(unit / "cgroup.subtree_control", f"+{name}") for name in CONTROLLERS if name in offered}

@@ -25,7 +25,7 @@ class Owner(Protocol):
 
 class ConnectedEngine:
     """From spawn to exit. `hello` and `heartbeat` are the last that it said, `productive` whether it has done
-    anything for a request."""
+    anything for a request, `spare` whether it was started before there was a need for it."""
 
     def __init__(self, process: EngineProcess, owner: Owner | None) -> None:
         self.process = process
@@ -33,6 +33,7 @@ class ConnectedEngine:
         self.hello: Hello | None = None
         self.heartbeat: Heartbeat | None = None
         self.productive = False
+        self.spare = False
         self.loss: EngineLoss | None = None
         self.broken = ""
         self.link = EngineLink(process.sock, self._receive, self._link_closed)
@@ -78,6 +79,7 @@ class ConnectedEngine:
             self.hello = message
         elif isinstance(message, Heartbeat):
             self.heartbeat = message
+            self.process.heard_of()
         if self.owner is not None:
             self.owner.engine_said(self, message)
 

@@ -12,10 +12,11 @@ import sys
 from collections import deque
 from collections.abc import Callable, Mapping
 
-from magnitude.board.oom import oom_kills
 from magnitude.engine.process import EXIT_OUT_OF_MEMORY, STACKS_SIGNAL
 from magnitude.supervise import inherited, notify
+from magnitude.supervise.cgroup_leaf import EngineCgroup
 from magnitude.supervise.loss import EngineLoss
+from magnitude.supervise.oom_witness import OomWitness
 
 log = logging.getLogger("magnitude.engine")
 
@@ -47,8 +48,8 @@ _OWN_FAULTS = frozenset({signal.SIGSEGV, signal.SIGBUS, signal.SIGFPE, signal.SI
 
 
 def loss_of(status: int, *, oom: bool = False) -> EngineLoss:
-    """What `status`, as `Process.returncode` gives it, means. `oom`: the kernel has killed for want of memory while
-    the process lived."""
+    """What `status`, as `Process.returncode` gives it, means. `oom`: the kernel has killed for want of memory
+    at about that time."""
     if status == EXIT_OUT_OF_MEMORY:
         return EngineLoss("the engine ran out of memory and left", "oom")
     if status >= 0:
@@ -81,12 +82,14 @@ def engine_line(line: str) -> tuple[int, str]:
 class EngineProcess:
     """One engine process: from spawn to reaped. `last_lines` are the end of its log."""
 
-    def __init__(self, process: asyncio.subprocess.Process, sock: socket.socket, on_exit: OnExit):
+    def __init__(
+        self, process: asyncio.subprocess.Process, sock: socket.socket, on_exit: OnExit, group: EngineCgroup
+    ):
         self._process = process
         self.sock = sock
         self.pid = process.pid
         self.last_lines: deque[str] = deque(maxlen=LINES_KEPT)
-        self._oom_kills = oom_kills()
+        self._oom = OomWitness(group.oom_kills)
         loop = asyncio.get_running_loop()
         self._log_task = loop.create_task(self._forward_log())
         self._exit_task = loop.create_task(self._wait(on_exit))
@@ -98,10 +101,11 @@ class EngineProcess:
         *,
         environ: Mapping[str, str] | None = None,
         command: tuple[str, ...] = (sys.executable, "-m", "magnitude.engine"),
-        place: Callable[[int], object] | None = None,
+        group: EngineCgroup | None = None,
     ) -> EngineProcess:
-        """Start `command` with one end of a new socketpair. Raises `OSError` when the system refuses. `place` gets
-        the new process's id at once, before it takes memory worth counting."""
+        """Start `command` with one end of a new socketpair. Raises `OSError` when the system refuses. The new process
+        is put into the control group `group` at once, before it takes memory worth counting."""
+        group = group or EngineCgroup()
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_STREAM)
         try:
             process = await asyncio.create_subprocess_exec(
@@ -120,9 +124,12 @@ class EngineProcess:
             raise
         finally:
             theirs.close()
-        if place is not None:
-            place(process.pid)
-        return cls(process, ours, on_exit)
+        group.add(process.pid)
+        return cls(process, ours, on_exit, group)
+
+    def heard_of(self) -> None:
+        """The process has just given a sign of life."""
+        self._oom.alive()
 
     def kill(self, *, stacks: bool = False) -> None:
         """SIGKILL; the exit is reported through `on_exit` when the process is reaped. `stacks`: before that it may
@@ -154,7 +161,7 @@ class EngineProcess:
         # The last log lines often hold the cause; a grandchild that keeps the pipe open must not delay the verdict.
         with contextlib.suppress(TimeoutError):
             await asyncio.wait_for(self._log_task, 1.0)
-        on_exit(loss_of(status, oom=oom_kills() != self._oom_kills))
+        on_exit(loss_of(status, oom=self._oom.kernel_has_killed()))
 
     async def _forward_log(self) -> None:
         stream = self._process.stderr

@@ -49,7 +49,7 @@ class MemoryActions(Protocol):
         ...
 
     def shrink_kv(self, share: float) -> None:
-        """Save idle conversations and keep KV within `share` of what it holds now; 1: as planned."""
+        """Save idle conversations and keep KV within `share` of what it held when memory got short; 1: as planned."""
         ...
 
     def unload_idle(self) -> None:
@@ -116,6 +116,7 @@ class MemoryWatch:
         self._clock = clock
         self._reader = MemoryReader(roots)
         self.governor = MemoryGovernor()
+        self._kv_share = 1.0
         self.tune(settings)
         self._alarm = asyncio.Event()
         self._told = PressureWatch(
@@ -134,6 +135,7 @@ class MemoryWatch:
             self._actions.refuse_long(False)
             self._actions.shrink_kv(1.0)
             self._actions.normal()
+            self._kv_share = 1.0
             self.governor = MemoryGovernor()
         self.governor.ladder = Ladder(
             thresholds_percent=tuple(settings.thresholds_percent),
@@ -260,11 +262,11 @@ class MemoryWatch:
                     actions.normal()
             case Trim(reason):
                 self._do("trim", "caches dropped, freed memory given back", reason, actions.trim)
-            case ShrinkKv(share, reason) if share < 1:
-                what = f"idle conversations saved, KV kept within {share:.0%} of what it holds"
-                self._do("shrink_kv", what, reason, lambda: actions.shrink_kv(share))
             case ShrinkKv(share, reason):
-                self._do("shrink_kv", "KV as planned again", reason, lambda: actions.shrink_kv(share), counts=False)
+                tighter, self._kv_share = share < self._kv_share, share
+                what = f"KV kept within {share:.0%} of what it held" if share < 1 else "KV as planned again"
+                what = f"idle conversations saved, {what}" if tighter else what
+                self._do("shrink_kv", what, reason, lambda: actions.shrink_kv(share), counts=tighter)
             case UnloadIdle(reason):
                 self._do("unload_idle", "idle models unloaded", reason, actions.unload_idle)
             case RefuseLong(on, reason):

@@ -13,7 +13,18 @@ from collections.abc import Awaitable, Callable, Coroutine
 from typing import Any
 
 from magnitude.engine.client import EngineLink
-from magnitude.engine.protocol import PROTOCOL_VERSION, Heartbeat, Hello, Shutdown, ToService
+from magnitude.engine.protocol import (
+    PROTOCOL_VERSION,
+    Heartbeat,
+    Hello,
+    PrefillProgress,
+    Ranked,
+    Shutdown,
+    TensorsOut,
+    Tokens,
+    ToService,
+    Vectors,
+)
 from magnitude.log import ORDINARY_BURST
 from magnitude.supervise.connected_engine import ConnectedEngine, SpawnEngine
 from magnitude.supervise.engine_process import EngineProcess
@@ -42,6 +53,7 @@ from magnitude.supervise.lifecycle import (
     Tick,
 )
 from magnitude.supervise.loss import EngineLoss
+from magnitude.supervise.recovery import Recovery, RecoveryClock
 from magnitude.supervise.spare import SpareEngine
 
 log = logging.getLogger("magnitude.supervise")
@@ -57,7 +69,8 @@ class EngineSupervisor:
     it is cancelled when that engine is gone. `on_up(link)`, `on_down(loss)`, `on_failed(reason)`,
     `on_give_up(reason)` (the restart budget is spent), `on_beat(heartbeat)` and `on_message(message)` are called on
     the event loop. `spare_wanted()` says whether there is memory for a spare engine; without it there is none.
-    `last_lines` is the end of the log of the engine that was lost last.
+    `warm_up(link)` does with a spare what `load` would do later. `open_requests()` says how many requests the engine
+    holds. `last_lines` is the end of the log of the engine that was lost last.
     """
 
     def __init__(
@@ -73,6 +86,8 @@ class EngineSupervisor:
         on_beat: Callable[[Heartbeat], None] = lambda heartbeat: None,
         spawn: SpawnEngine = EngineProcess.spawn,
         spare_wanted: Callable[[], bool] | None = None,
+        warm_up: Callable[[EngineLink], Awaitable[None]] | None = None,
+        open_requests: Callable[[], int] = lambda: 0,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self.lifecycle = lifecycle
@@ -86,8 +101,12 @@ class EngineSupervisor:
         self._on_give_up = on_give_up
         self._on_beat = on_beat
         self._spawn = spawn
+        self._open_requests = open_requests
         self._clock = clock
-        self.spare = SpareEngine(spawn, wanted=spare_wanted or (lambda: False))
+        self._recovery = RecoveryClock()
+        self.spare = SpareEngine(
+            spawn, wanted=spare_wanted or (lambda: False), warm_up=warm_up, on_message=on_message
+        )
         self._engine: ConnectedEngine | None = None
         self._background: set[asyncio.Task[None]] = set()
         self._loading: asyncio.Task[None] | None = None
@@ -108,6 +127,14 @@ class EngineSupervisor:
     @property
     def spare_pid(self) -> int | None:
         return self.spare.pid
+
+    @property
+    def spare_ready(self) -> bool:
+        return self.spare.is_ready
+
+    @property
+    def last_recovery(self) -> Recovery | None:
+        return self._recovery.last
 
     @property
     def recent_losses(self) -> int:
@@ -153,6 +180,8 @@ class EngineSupervisor:
             case _:
                 if self.lifecycle.phase is Phase.UP:
                     engine.productive = True
+                    if isinstance(message, (PrefillProgress, Tokens, Vectors, Ranked, TensorsOut)):
+                        self._recovery.answered(self._clock())
                 self._on_message(message)
 
     def engine_ended(self, engine: ConnectedEngine, loss: EngineLoss) -> None:
@@ -210,6 +239,7 @@ class EngineSupervisor:
         match phase:
             case Phase.UP:
                 assert self._engine is not None, "an engine that is up has a connection"
+                self._recovery.loaded(self._clock())
                 self._on_up(self._engine.link)
                 self.spare.prepare()
                 self._settled.set()
@@ -217,6 +247,7 @@ class EngineSupervisor:
                 assert loss is not None, "back-off follows a loss"
                 if loss.cause == "recycled":
                     self.recycles += 1
+                self._recovery.lost(loss, self._open_requests(), self._clock())
                 self._on_down(loss)
             case Phase.STOPPED:
                 self._on_down(EngineLoss(reason, "recycled"))
@@ -229,16 +260,28 @@ class EngineSupervisor:
                 pass
 
     async def _recycle(self, reason: str) -> None:
-        if self.lifecycle.phase is Phase.UP:
-            spare = await self.spare.ready(SPARE_WITHIN_S)
-            log.info("engine is recycled", extra={"fields": {"reason": reason, "spare": spare}})
-            self._settled.clear()
-            self._feed(Recycle(reason))
-        elif self.lifecycle.phase in {Phase.STOPPED, Phase.FAILED}:
+        if self.lifecycle.phase in {Phase.STOPPED, Phase.FAILED}:
             return
-        else:
-            self._settled.clear()
+        self._settled.clear()
+        if self.lifecycle.phase is Phase.UP:
+            spare = await self._spare_unless_settled()
+            if self._settled.is_set():
+                return  # meanwhile this one was lost and replaced, or supervision has ended
+            log.info("engine is recycled", extra={"fields": {"reason": reason, "spare": spare}})
+            self._feed(Recycle(reason))
         await self._settled.wait()
+
+    async def _spare_unless_settled(self) -> bool:
+        """Whether there is a spare, as soon as that is known. A stop must not wait for one."""
+        loop = asyncio.get_running_loop()
+        spare = loop.create_task(self.spare.ready(SPARE_WITHIN_S))
+        settled = loop.create_task(self._settled.wait())
+        try:
+            await asyncio.wait((spare, settled), return_when=asyncio.FIRST_COMPLETED)
+            return spare.done() and spare.result()
+        finally:
+            spare.cancel()
+            settled.cancel()
 
     async def _start_process(self) -> None:
         engine = self.spare.take()
@@ -250,6 +293,10 @@ class EngineSupervisor:
                     log.exception("starting the engine failed on an error that nobody foresaw")
                 self._feed(Exited(f"the engine process could not be started: {error}", "start"))
                 return
+        if self._engine is not None:  # it was given up while it was being spawned, and another one has its place
+            engine.owner = None
+            engine.kill()
+            return
         engine.owner = self
         self._engine = engine
         if self.lifecycle.killing:  # given up while it was being spawned
@@ -267,6 +314,8 @@ class EngineSupervisor:
             else f"the engine speaks protocol {hello.protocol_version}, the service {PROTOCOL_VERSION}: "
             "two versions are installed over each other"
         )
+        if self._engine is not None:
+            self._recovery.started(self._clock(), spare=self._engine.spare)
         self._feed(SaidHello(compatible, detail))
 
     async def _load_models(self, link: EngineLink) -> None:
