@@ -13,7 +13,7 @@ pytestmark = pytest.mark.system
 
 YEAR_S = 365.25 * 86400
 # Some seconds in the guest: long enough for two jumps in the middle.
-TOKENS = 1000
+TOKENS = 500
 
 
 def figures(value: Any) -> list[float]:

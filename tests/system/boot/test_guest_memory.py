@@ -15,7 +15,7 @@ pytestmark = pytest.mark.system
 HERE = Path(__file__).resolve().parent
 GROUP = "/sys/fs/cgroup/system.slice/magnitude.service"
 UNIT = "systemctl show --property=MainPID,NRestarts --value magnitude"
-TOKENS = 400
+TOKENS = 200
 # As much again as the service and its engines take together.
 BALLAST_MB = 200
 # The watchdog's half minute and what systemd leaves for the last words, ten times.
