@@ -445,6 +445,22 @@ def test_a_stop_while_the_engine_is_spawned_leaves_no_process() -> None:
     assert not Path(f"/proc/{pids[0]}").exists()
 
 
+def test_the_next_engine_comes_also_when_telling_of_the_loss_fails() -> None:
+    class Forgetful(House):
+        def on_down(self, loss: EngineLoss) -> None:
+            super().on_down(loss)
+            raise RuntimeError("the disk is full")
+
+    async def scenario(house: House) -> None:
+        await house.until(lambda: house.supervisor.lifecycle.phase is Phase.UP)
+        assert house.supervisor.pid is not None
+        os.kill(house.supervisor.pid, signal.SIGKILL)
+        await house.until(lambda: house.supervisor.lifecycle.restarts == 1)
+        assert await read(house, [1, 5]) == [5] * 4
+
+    Forgetful([plan("m")]).play(scenario)
+
+
 def test_a_spawn_that_fails_however_is_tried_again() -> None:
     failures = [OSError("no memory"), RuntimeError("something new")]
 

@@ -60,6 +60,7 @@ class Switching:
         self.running = dict.fromkeys(names, 0)
         self.refused: list[tuple[str, MagnitudeError]] = []
         self.left: list[str] = []
+        self.leaving_fails = False
         self.now_s = 0.0
         self.engine = ScriptedEngine(answer or good)
         dispatcher = Dispatcher(
@@ -99,6 +100,8 @@ class Switching:
 
     async def leaving(self, model: str) -> None:
         self.left.append(model)
+        if self.leaving_fails:
+            raise RuntimeError("the card is gone")
 
     def refuse(self, model: str, error: MagnitudeError) -> None:
         self.waiting[model] = 0
@@ -176,6 +179,21 @@ def test_a_model_makes_room_when_its_requests_are_done_and_gives_its_memory_back
             ("load", "a"),
         ]
         assert house.refused == []
+
+    Switching(["chat", "a", "b"]).play(scenario)
+
+
+def test_a_model_leaves_also_when_its_conversations_could_not_be_looked_after() -> None:
+    async def scenario(house: Switching) -> None:
+        house.leaving_fails = True
+        house.up()
+        house.request("a")
+        await house.until(lambda: house.running["a"] == 1)
+        house.end("a")
+        house.now_s += 100.0
+        house.request("b")
+        await house.until(lambda: house.running["b"] == 1)
+        assert house.left == ["a"]
 
     Switching(["chat", "a", "b"]).play(scenario)
 

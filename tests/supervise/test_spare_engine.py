@@ -116,3 +116,16 @@ def test_a_spare_that_dies_is_none_and_one_that_is_dropped_goes() -> None:
         assert spare.pid is None and not spare.is_ready
 
     tried(scenario)
+
+
+def test_a_spawn_that_fails_however_costs_the_spare_and_nothing_else() -> None:
+    async def refused(on_exit: OnExit) -> EngineProcess:
+        raise RuntimeError("something new")
+
+    async def run() -> None:
+        spare = SpareEngine(refused, wanted=lambda: True, after_s=0.0)
+        assert not await spare.ready(0.5)
+        await spare.close()
+        assert spare.pid is None
+
+    asyncio.run(run())

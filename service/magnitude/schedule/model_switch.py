@@ -203,7 +203,11 @@ class ModelSwitch:
     async def _unload(self, plan: ModelPlan) -> None:
         link = self._link
         assert link is not None, "nothing is unloaded without an engine"
-        await self._empty(plan.description.name)
+        try:
+            await self._empty(plan.description.name)
+        except Exception:
+            # Conversations that cannot be saved are computed again; a model that never leaves blocks all others.
+            log.exception("conversations of a model that leaves were not looked after")
         await self._loader.take_down(link, plan)
         if plan.kv is not None:
             giving_back = asyncio.get_running_loop().run_in_executor(None, _give_back, plan)

@@ -141,7 +141,7 @@ class SpareEngine:
     async def _start(self) -> None:
         try:
             engine = await ConnectedEngine.start(self._spawn, self)
-        except OSError as error:
+        except Exception as error:  # whatever it is: a spare is a comfort, and a stop awaits this task
             log.info("no spare engine", extra={"fields": {"reason": str(error)}})
             return
         finally:

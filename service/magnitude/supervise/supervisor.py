@@ -221,7 +221,11 @@ class EngineSupervisor:
             case GiveUp(reason):
                 self._on_give_up(reason)
             case Announce(phase, reason):
-                self._announce(phase, reason)
+                try:
+                    self._announce(phase, reason)
+                except Exception:
+                    # Who is told may fail; the next engine is started all the same.
+                    log.exception("telling what became of the engine failed")
 
     def _announce(self, phase: Phase, reason: str) -> None:
         loss = self.lifecycle.loss
