@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import array
 import contextlib
+import fcntl
 import os
 import socket
 import subprocess
@@ -20,6 +21,8 @@ from types import TracebackType
 from typing import Any, NamedTuple, Self
 
 PATIENCE_S = 60.0
+# Above all that a start can hand over: two sockets, and two descriptors for each model.
+FIRST_FREE_FD = 100
 # SCM_MAX_FD of the kernel.
 _MAX_FDS = 253
 
@@ -73,8 +76,8 @@ class FdStore:
         """Start `command` with the named sockets and everything that is stored. `options` are those of `Popen`."""
         with self._lock:
             handed = [*((name, sock.fileno()) for name, sock in sockets), *self.stored]
-            # Beyond the numbers that the shim fills, so that none is overwritten before it is copied.
-            given = [(name, os.dup2(fd, 100 + number)) for number, (name, fd) in enumerate(handed)]
+            # Free numbers beyond those that the shim fills, so that none is overwritten before it is copied.
+            given = [(name, fcntl.fcntl(fd, fcntl.F_DUPFD, FIRST_FREE_FD)) for name, fd in handed]
         numbers, names = ",".join(str(fd) for _, fd in given), ":".join(name for name, _ in given)
         try:
             return subprocess.Popen(
