@@ -37,6 +37,9 @@ def recycle(
     print_machine(console, read_machine())
     folder = models_folder()
     manifest = msgspec.json.decode((folder / CHAT_MODEL / "manifest.json").read_bytes())
+    unknown = {way for way in ways.split(",") if way} - set(WAYS)
+    if unknown:
+        raise typer.BadParameter(f"{', '.join(sorted(unknown))}: the ways are {', '.join(WAYS)}")
     chosen = [way for way in WAYS if not ways or way in ways.split(",")]
     results = []
     for spare in ("hot", "warm"):
