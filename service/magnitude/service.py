@@ -286,10 +286,9 @@ class Service:
         self.dispatcher.engine_up(link)
         plans = {plan.description.name: plan for plan in self.dispatcher.plans()}
         failed = {name: str(plans[name].failure) for name in self._first if plans[name].failure}
-        self.switch.engine_up(link, [name for name in self._first if name not in failed], failed)
-        for plan in self._start:
-            if plan.description.name not in self._first:
-                self.switch.wanted(plan.description.name)
+        loaded = [name for name in self._first if name not in failed]
+        later = [name for plan in self._start if (name := plan.description.name) not in self._first]
+        self.switch.engine_up(link, loaded, failed, later=later)
         self.recorder.engine_up()
 
     def _on_down(self, loss: EngineLoss) -> None:

@@ -76,6 +76,7 @@ class Switching:
             changed=self.changed,
             refuse=self.refuse,
             leaving=self.leaving,
+            later_s=0.0,
             clock=lambda: self.now_s,
         )
 
@@ -196,6 +197,31 @@ def test_a_model_leaves_also_when_its_conversations_could_not_be_looked_after() 
         assert house.left == ["a"]
 
     Switching(["chat", "a", "b"]).play(scenario)
+
+
+def test_models_that_are_to_follow_keep_their_conversations_and_come_by_themselves() -> None:
+    async def scenario(house: Switching) -> None:
+        for name in ("a", "b"):
+            kv = house.plans[name].kv
+            assert kv is not None
+            os.pwrite(kv.fd, b"x" * 65536, kv.layout.tensor_offset(0, False, 1))
+        house.switch.engine_up(house.engine, ["chat"], later=["a"])  # type: ignore[arg-type]
+        await house.until(lambda: house.switch.state("a") == "loaded")
+        assert house.left == ["b"]
+        assert house.sent() == [("load", "a")]
+
+    Switching(["chat", "a", "b"]).play(scenario)
+
+
+def test_what_was_to_follow_an_engine_does_not_follow_its_loss() -> None:
+    async def scenario(house: Switching) -> None:
+        house.switch.engine_up(house.engine, ["chat"], later=["a"])  # type: ignore[arg-type]
+        house.switch.engine_down()
+        house.up()
+        await asyncio.sleep(0.02)
+        assert house.sent() == []
+
+    Switching(["chat", "a"]).play(scenario)
 
 
 def test_a_model_that_cannot_be_loaded_is_refused_with_its_reason_and_shown_as_failed() -> None:

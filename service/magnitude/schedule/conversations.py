@@ -9,11 +9,11 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Callable, Coroutine, Mapping
-from typing import Any
+from collections.abc import Callable, Mapping
 
 from magnitude.config.kv import KvSettings
 from magnitude.errors import MagnitudeError
+from magnitude.schedule.background import Background
 from magnitude.schedule.inference import GenerationTask, KeptConversation
 from magnitude.schedule.kept_memory import KeptMemory
 from magnitude.schedule.plan import ModelPlan
@@ -58,7 +58,7 @@ class Conversations:
         self._prefill_rates: dict[str, float] = {}  # tokens per second of the last long prompt, by model
         self._restore_bytes_per_s = 0.0  # of the last restore; 0: none yet
         self._unsaved: set[tuple[str, int]] = set()  # slots whose request asked never to be written to disk
-        self._tasks: set[asyncio.Task[None]] = set()
+        self._background = Background("a KV slot could not be cleaned")
         self._kv_share = 1.0  # of what was held when memory got short; 1: as planned
         self._held_bytes: dict[str, int] = {}  # at that time, by model
         self._stopping = self._closing = False
@@ -232,8 +232,7 @@ class Conversations:
     async def close(self) -> None:
         """Save what the next start can use, once no engine writes any more, and give all memory back but what
         outlives this service."""
-        if self._tasks:
-            await asyncio.wait(self._tasks)
+        await self._background.settled()
         self._closing = True
         try:
             # In the middle of a restart a copy on the disk would make people wait, and wear flash, for nothing.
@@ -246,8 +245,7 @@ class Conversations:
             if plan.table is not None:
                 plan.table.spoiled(slot)
                 self._changed_in(plan)
-        if self._tasks:
-            await asyncio.wait(self._tasks)
+        await self._background.settled()
         if self._kept is not None:
             self._kept.close(self._plans)
         for plan in self._plans.values():
@@ -440,7 +438,7 @@ class Conversations:
         if self._kept is not None and records:
             self._kept.write(plan, [self._noted(plan, record) for record in records])
         for slot in plan.table.take_cleanups():
-            self._start(self._clean_slot(plan, slot))
+            self._background.start(self._clean_slot(plan, slot))
 
     def _noted(self, plan: ModelPlan, record: SlotRecord) -> SlotRecord:
         """What was never to be written down does not outlive the service either."""
@@ -459,11 +457,6 @@ class Conversations:
             )
         plan.table.cleaned(slot)
         self._changed()
-
-    def _start(self, work: Coroutine[Any, Any, None]) -> None:
-        task = asyncio.get_running_loop().create_task(work)
-        self._tasks.add(task)
-        task.add_done_callback(self._tasks.discard)
 
 
 def _kept(model: str, owner: str, tokens: int, size_bytes: int, idle_s: float) -> KeptConversation:

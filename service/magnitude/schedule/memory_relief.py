@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from magnitude.errors import MemoryPressure
 from magnitude.models.ledger import ENGINE_BYTES
 from magnitude.policy.fitting import account_bytes
+from magnitude.schedule.background import Background
 from magnitude.schedule.model_switch import need_of
 
 if TYPE_CHECKING:
@@ -50,7 +51,7 @@ class MemoryRelief:
         self._engine = engine
         self._restart = restart
         self._budget_bytes = account_bytes(free_bytes)
-        self._tasks: set[asyncio.Task[None]] = set()
+        self._background = Background("a step against the shortage of memory failed")
 
     def engine_bytes(self) -> int:
         """Memory of its own that the engine was planned to take with what is in it now: all weights, packed or
@@ -64,12 +65,12 @@ class MemoryRelief:
 
     def trim(self) -> None:
         self._dispatcher.trim()
-        self._in_background(asyncio.to_thread(self._drop_caches))
+        self._background.start(asyncio.to_thread(self._drop_caches))
 
     def shrink_kv(self, share: float) -> None:
         if share < 1:
             self._engine.spare.drop()  # a comfort, and 27 MB
-        self._in_background(self._dispatcher.conversations.shrink(share))
+        self._background.start(self._dispatcher.conversations.shrink(share))
 
     def unload_idle(self) -> None:
         self._switch.memory_wanted()
@@ -108,15 +109,4 @@ class MemoryRelief:
 
     async def close(self) -> None:
         """Returns when nothing is being done any more."""
-        if self._tasks:
-            await asyncio.wait(self._tasks)
-
-    def _in_background(self, work: Coroutine[None, None, None]) -> None:
-        task = asyncio.get_running_loop().create_task(work)
-        self._tasks.add(task)
-        task.add_done_callback(self._done)
-
-    def _done(self, task: asyncio.Task[None]) -> None:
-        self._tasks.discard(task)
-        if not task.cancelled() and (error := task.exception()) is not None:
-            log.error("a step against the shortage of memory failed", exc_info=error)
+        await self._background.settled()

@@ -10,11 +10,12 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Awaitable, Callable, Collection, Coroutine, Iterable, Mapping
+from collections.abc import Awaitable, Callable, Collection, Iterable, Mapping
 
 from magnitude.engine.client import EngineLink
 from magnitude.errors import EngineNotReady, MagnitudeError, ModelError
 from magnitude.policy import fitting as policy
+from magnitude.schedule.background import Background
 from magnitude.schedule.loading import ModelLoader, load_deadline_s
 from magnitude.schedule.plan import ModelPlan
 from magnitude.schedule.residency import (
@@ -38,6 +39,10 @@ from magnitude.schedule.residency import (
 )
 
 log = logging.getLogger("magnitude.schedule")
+
+# So long after an engine has come up for those that waited, further models are loaded into it: a load holds the
+# engine up (0.1 s for MiniLM), and before the first step that would be a part of the stall.
+LATER_S = 1.0
 
 
 def need_of(plan: ModelPlan) -> ModelNeed:
@@ -72,6 +77,7 @@ class ModelSwitch:
         refuse: Callable[[str, MagnitudeError], None],
         leaving: Callable[[str], Awaitable[None]],
         loading: Callable[[float | None], None] = lambda deadline_s: None,
+        later_s: float = LATER_S,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._residency = residency
@@ -81,13 +87,15 @@ class ModelSwitch:
         self._refuse = refuse
         self._leaving = leaving
         self._loading = loading
+        self._later_s = later_s
         self._clock = clock
         self._link: EngineLink | None = None
-        self._tasks: set[asyncio.Task[None]] = set()
+        self._background = Background("switching models failed")
         # These outlive an engine that dies meanwhile: a thread cannot be cancelled.
         self._giving_back: set[asyncio.Future[None]] = set()
         self._emptying: set[asyncio.Future[None]] = set()
         self._timer: asyncio.TimerHandle | None = None
+        self._later: asyncio.TimerHandle | None = None
         self._ready: frozenset[str] = frozenset()
 
     # --- what the dispatcher tells and asks ---
@@ -122,24 +130,35 @@ class ModelSwitch:
 
     # --- what the supervisor tells ---
 
-    def engine_up(self, link: EngineLink, loaded: Collection[str], failed: Mapping[str, str] | None = None) -> None:
-        """An engine serves, with the models `loaded` in it. Those in `failed` it could not load, and why."""
+    def engine_up(
+        self,
+        link: EngineLink,
+        loaded: Collection[str],
+        failed: Mapping[str, str] | None = None,
+        *,
+        later: Collection[str] = (),
+    ) -> None:
+        """An engine serves, with the models `loaded` in it. Those in `failed` it could not load, and why; those in
+        `later` are to follow when requests that waited for the engine have gone on."""
         self._link = link
         self._feed(EngineUp(tuple(loaded), dict(failed or {})))
+        if later:
+            self._later = asyncio.get_running_loop().call_later(self._later_s, self._follow, tuple(later))
         for name, plan in self._plans.items():
             if (
                 plan.kv is not None
                 and plan.kv.resident_bytes()
                 and self.state(name) == "absent"
+                and name not in later
                 and not self._residency.wanted(name)
             ):
-                self._in_background(self._empty(name))
+                self._background.start(self._empty(name))
 
     def engine_down(self) -> None:
         """The engine is gone; requests go on waiting for the next one."""
         self._link = None
-        for task in self._tasks:
-            task.cancel()
+        self._cancel_later()
+        self._background.cancel()
         self._feed(EngineDown())
 
     async def settled(self) -> None:
@@ -149,26 +168,36 @@ class ModelSwitch:
 
     async def close(self) -> None:
         """Stop. Nothing is unloaded: the engine leaves as a whole."""
+        self._cancel_later()
         if self._timer is not None:
             self._timer.cancel()
         self._link = None
-        for task in self._tasks:
-            task.cancel()
-        if self._tasks:
-            await asyncio.wait(self._tasks)
+        self._background.cancel()
+        await self._background.settled()
         if self._emptying:
             await asyncio.wait(self._emptying)
         await self.settled()
 
     # --- inside ---
 
+    def _follow(self, models: Collection[str]) -> None:
+        self._later = None
+        for model in models:
+            if self.state(model) == "absent":
+                self._feed(Wanted(model))
+
+    def _cancel_later(self) -> None:
+        if self._later is not None:
+            self._later.cancel()
+            self._later = None
+
     def _feed(self, event: Event) -> None:
         for effect in self._residency.apply(event, self._clock()):
             match effect:
                 case Load(model):
-                    self._in_background(self._load(self._plans[model]))
+                    self._background.start(self._load(self._plans[model]))
                 case Unload(model):
-                    self._in_background(self._unload(self._plans[model]))
+                    self._background.start(self._unload(self._plans[model]))
                 case Refuse():
                     self._refuse(effect.model, _error(effect))
         self._set_timer()
@@ -222,16 +251,6 @@ class ModelSwitch:
         self._emptying.add(leaving)
         leaving.add_done_callback(self._emptying.discard)
         await asyncio.shield(leaving)
-
-    def _in_background(self, work: Coroutine[None, None, None]) -> None:
-        task = asyncio.get_running_loop().create_task(work)
-        self._tasks.add(task)
-        task.add_done_callback(self._done)
-
-    def _done(self, task: asyncio.Task[None]) -> None:
-        self._tasks.discard(task)
-        if not task.cancelled() and (error := task.exception()) is not None:
-            log.error("switching models failed", exc_info=error)
 
 
 def _give_back(plan: ModelPlan) -> None:
