@@ -205,20 +205,22 @@ class MemoryGovernor:
         self._again_s = now_s
         effects: list[Effect] = [Announce(STEPS[level], STEPS[before], reason)]
         rising = level > before
-        match level if rising else before:
-            case 1 if rising:
-                effects.append(Trim(reason))
-            case 2:
-                effects.append(ShrinkKv(SHRUNK if rising else 1.0, reason))
-            case 3 if rising:
-                effects.append(UnloadIdle(reason))
-            case 4:
-                effects += [RefuseLong(rising, reason), ShrinkKv(SHRUNK_MORE if rising else SHRUNK, reason)]
-            case 5 if rising:
-                self._recycled_s = now_s
-                effects.append(Recycle(reason))
-            case 6:
-                effects.append(Restart(reason))
+        crossed = level if rising else before
+        if crossed == _SHRINK_KV:
+            effects.append(ShrinkKv(SHRUNK if rising else 1.0, reason))
+        elif crossed == _REFUSE_LONG:
+            effects += [RefuseLong(rising, reason), ShrinkKv(SHRUNK_MORE if rising else SHRUNK, reason)]
+        elif not rising:
+            pass  # the other steps have nothing that could be taken back
+        elif crossed == _TRIM:
+            effects.append(Trim(reason))
+        elif crossed == _UNLOAD_IDLE:
+            effects.append(UnloadIdle(reason))
+        elif crossed == _RECYCLE:
+            self._recycled_s = now_s
+            effects.append(Recycle(reason))
+        else:
+            effects.append(Restart(reason))
         return effects
 
     def _again(self, sight: MemorySight, target: int, now_s: float) -> list[Effect]:
