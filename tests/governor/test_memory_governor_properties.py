@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import itertools
+import math
 
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -37,7 +38,7 @@ courses = st.lists(st.tuples(looks, times), min_size=1, max_size=120)
 
 
 def announced(course: list[tuple[MemorySight, float]]) -> list[tuple[float, Announce]]:
-    governor, now_s, latest_s = MemoryGovernor(LADDER), 0.0, 0.0
+    governor, now_s, latest_s = MemoryGovernor(LADDER), 0.0, -math.inf
     found = []
     for sight, passed_s in course:
         now_s += passed_s
@@ -79,7 +80,7 @@ def test_two_changes_are_never_closer_than_the_cool_down_unless_memory_is_at_its
 def test_the_service_is_never_restarted_before_an_engine_was_replaced_and_had_its_time(
     course: list[tuple[MemorySight, float]],
 ) -> None:
-    governor, now_s, latest_s = MemoryGovernor(LADDER), 0.0, 0.0
+    governor, now_s, latest_s = MemoryGovernor(LADDER), 0.0, -math.inf
     recycled_s: float | None = None
     for sight, passed_s in course:
         now_s += passed_s
