@@ -3,136 +3,19 @@
 import asyncio
 import gc
 import os
-import signal
-import sys
 import time
-from collections.abc import Awaitable, Callable
 from pathlib import Path
 
 import msgspec
 import pytest
+from dispatcher_house import House, plan, read, task
+from sample_plans import encoder_plan
 
-from magnitude.engine.protocol import SamplerSettings, ToService
-from magnitude.errors import EngineError, EngineNotReady, ModelNotFound, Overloaded, Quarantined, RequestError
-from magnitude.feedback.records import Feedback
-from magnitude.models.description import DecoderShape, EncoderShape, ModelDescription
-from magnitude.policy.strategy import Strategy
-from magnitude.schedule.dispatcher import Dispatcher
-from magnitude.schedule.inference import Deadline, GenerationTask
-from magnitude.schedule.loading import ModelLoader
-from magnitude.schedule.plan import ModelPlan
+from magnitude.engine.protocol import SamplerSettings
+from magnitude.errors import EngineError, EngineNotReady, ModelNotFound, Overloaded, RequestError
+from magnitude.schedule.inference import Deadline
 from magnitude.supervise.engine_process import EngineProcess, OnExit
-from magnitude.supervise.lifecycle import Begin, EngineLifecycle, Exited, Phase, Tick
-from magnitude.supervise.loss import EngineLoss
-from magnitude.supervise.supervisor import EngineSupervisor
-
-FAKE_ENGINE = Path(__file__).parents[1] / "supervise" / "fake_engine.py"
-SHAPE = DecoderShape(layers=1, kv_heads=1, head_dim=4, vocab_size=16, hidden_size=8, context_length=64)
-
-
-def plan(name: str, *, slots: int = 2) -> ModelPlan:
-    description = ModelDescription(
-        name=name,
-        kind="decoder",
-        family="llama",
-        folder="/nowhere",
-        graph_file="model.onnx",
-        model_hash="0",
-        weight_bytes=1,
-        decoder=SHAPE,
-    )
-    strategy = Strategy(
-        threads=1, prefill_chunk=8, max_batch=slots, slots=slots, context_length=64, kv_type="float32"
-    )
-    return ModelPlan(description, strategy)
-
-
-def embedder(name: str) -> ModelPlan:
-    description = ModelDescription(
-        name=name,
-        kind="embedder",
-        family="bert",
-        folder="/nowhere",
-        graph_file="model.onnx",
-        model_hash="0",
-        weight_bytes=1,
-        encoder=EncoderShape(width=1, max_tokens=64),
-    )
-    return ModelPlan(description, Strategy(threads=1, prefill_chunk=8, slots=0, context_length=0, kv_type=None))
-
-
-class House:
-    """The parts wired together as the service does it."""
-
-    def __init__(
-        self,
-        plans: list[ModelPlan],
-        *,
-        max_queue: int = 4,
-        environ: dict[str, str] | None = None,
-    ) -> None:
-        self.feedback = Feedback()
-        self.environ = environ
-        self.supervisor = EngineSupervisor(
-            EngineLifecycle(load_deadline_s=30, step_deadline_s=60),
-            load=lambda link: self.loader.load_all(link),
-            on_message=self.on_message,
-            on_up=lambda link: self.dispatcher.engine_up(link),
-            on_down=self.on_down,
-            on_failed=lambda reason: self.dispatcher.refuse_all(EngineNotReady(reason)),
-            spawn=self.spawn,
-        )
-        self.dispatcher = Dispatcher(
-            plans,
-            aliases={"gpt": "m"},
-            max_queue=max_queue,
-            feedback=self.feedback,
-            engine=self.supervisor,
-        )
-        self.loader = ModelLoader(self.dispatcher)
-
-    def on_message(self, message: ToService) -> None:
-        if not self.loader.on_message(message):
-            self.dispatcher.on_message(message)
-
-    def on_down(self, loss: EngineLoss) -> None:
-        self.dispatcher.engine_down(loss)
-
-    async def spawn(self, on_exit: OnExit) -> EngineProcess:
-        return await EngineProcess.spawn(on_exit, environ=self.environ, command=(sys.executable, str(FAKE_ENGINE)))
-
-    async def until(self, condition: Callable[[], bool]) -> None:
-        async with asyncio.timeout(30):
-            while not condition():
-                await asyncio.sleep(0.01)
-
-    def play(self, scenario: Callable[["House"], Awaitable[None]]) -> None:
-        async def run() -> None:
-            watch = asyncio.create_task(self.supervisor.run())
-            try:
-                async with asyncio.timeout(60):
-                    await scenario(self)
-            finally:
-                watch.cancel()
-                await self.supervisor.stop()
-
-        asyncio.run(run())
-
-
-def task(prompt: list[int], *, limit: int = 4, model: str = "m") -> GenerationTask:
-    return GenerationTask(
-        request_key="r", model=model, prompt=prompt, max_new_tokens=limit, sampler=SamplerSettings()
-    )
-
-
-async def read(house: House, prompt: list[int], *, limit: int = 4, model: str = "m") -> list[int]:
-    generation = await house.dispatcher.generate(task(prompt, limit=limit, model=model))
-    ids: list[int] = []
-    while True:
-        emission = await generation.next()
-        ids += emission.ids
-        if emission.reason is not None:
-            return ids
+from magnitude.supervise.lifecycle import Begin, Exited, Phase, Tick
 
 
 def test_a_request_made_while_the_engine_starts_is_answered_when_it_is_up() -> None:
@@ -235,90 +118,6 @@ def test_an_engine_that_dies_after_a_soft_deadline_takes_nothing_from_the_answer
     House([plan("m", slots=1)]).play(scenario)
 
 
-@pytest.mark.parametrize("instruction", [2, 3, 4])
-def test_a_request_that_kills_silences_or_hangs_the_engine_twice_is_refused_and_the_engine_comes_back(
-    instruction: int,
-) -> None:
-    async def scenario(house: House) -> None:
-        with pytest.raises(Quarantined) as raised:
-            await read(house, [instruction])
-        assert raised.value.hint
-        assert await read(house, [1, 5]) == [5] * 4
-        assert house.supervisor.lifecycle.restarts == 2
-        with pytest.raises(Quarantined):  # the same again, which a client's library may send by itself
-            await read(house, [instruction])
-        assert house.supervisor.lifecycle.restarts == 2
-
-    House([plan("m")]).play(scenario)
-
-
-def test_those_that_ran_beside_a_request_that_kills_the_engine_go_on() -> None:
-    async def scenario(house: House) -> None:
-        words = list(range(5, 205))
-        generation = await house.dispatcher.generate(task([1, *words], limit=200))
-        ids = (await generation.next()).ids
-        with pytest.raises(Quarantined):
-            await read(house, [2])
-        while (emission := await generation.next()).reason is None:
-            ids += emission.ids
-        assert ids == words
-        assert emission.recoveries == 2
-
-    House([plan("m")]).play(scenario)
-
-
-@pytest.mark.parametrize("times", [1, 5])
-def test_an_engine_that_is_killed_from_outside_costs_no_token(times: int) -> None:
-    async def scenario(house: House) -> None:
-        words = list(range(5, 305))
-        generation = await house.dispatcher.generate(task([1, *words], limit=300))
-        ids: list[int] = []
-        for _ in range(times):
-            ids += (await generation.next()).ids
-            pid = house.supervisor.pid
-            assert pid is not None
-            os.kill(pid, signal.SIGKILL)
-            await house.until(lambda pid=pid: house.supervisor.pid not in (pid, None))  # type: ignore[misc]
-        while (emission := await generation.next()).reason is None:
-            ids += emission.ids
-        assert ids == words
-        assert emission.reason == "length"
-        assert emission.recoveries >= 1
-
-    House([plan("m")]).play(scenario)
-
-
-def test_a_planned_replacement_costs_no_token_and_is_no_failure() -> None:
-    async def scenario(house: House) -> None:
-        words = list(range(5, 305))
-        generation = await house.dispatcher.generate(task([1, *words], limit=300))
-        ids = (await generation.next()).ids
-        before = house.supervisor.pid
-        await house.supervisor.recycle("to see whether it can be done")
-        assert house.supervisor.pid != before
-        assert house.supervisor.lifecycle.phase is Phase.UP
-        while (emission := await generation.next()).reason is None:
-            ids += emission.ids
-        assert ids == words
-        assert (house.supervisor.recycles, house.supervisor.recent_losses) == (1, 0)
-
-    House([plan("m")]).play(scenario)
-
-
-def test_an_embedding_in_an_engine_that_is_lost_is_computed_by_the_next_one() -> None:
-    async def scenario(house: House) -> None:
-        await house.until(lambda: house.supervisor.lifecycle.phase is Phase.UP)
-        pid = house.supervisor.pid
-        assert pid is not None
-        os.kill(pid, signal.SIGSTOP)  # so that it is certainly there when the engine goes
-        waiting = asyncio.create_task(house.dispatcher.embed("e", [[1]], [], request_key="r"))
-        await house.until(lambda: house.dispatcher.running == 1)
-        os.kill(pid, signal.SIGKILL)
-        assert len((await waiting).rows) == 1
-
-    House([plan("m"), embedder("e")]).play(scenario)
-
-
 def test_embeddings_run_beside_generations() -> None:
     async def scenario(house: House) -> None:
         generation = await house.dispatcher.generate(task([1, 2], limit=100_000))
@@ -326,7 +125,7 @@ def test_embeddings_run_beside_generations() -> None:
         assert (result.width, len(result.rows)) == (1, 2)
         generation.cancel("test")
 
-    House([plan("m", slots=1), embedder("e")]).play(scenario)
+    House([plan("m", slots=1), encoder_plan("e")]).play(scenario)
 
 
 def test_an_embedding_whose_client_leaves_gives_its_place_back() -> None:
@@ -339,7 +138,7 @@ def test_an_embedding_whose_client_leaves_gives_its_place_back() -> None:
             await waiting
         await house.until(lambda: house.dispatcher.running == 0)
 
-    House([plan("m"), embedder("e")]).play(scenario)
+    House([plan("m"), encoder_plan("e")]).play(scenario)
 
 
 def test_one_model_that_cannot_be_loaded_does_not_take_the_others_along() -> None:
@@ -416,7 +215,7 @@ def test_rejections_leave_no_error_behind_that_nobody_read() -> None:
         gc.collect()
         await asyncio.sleep(0)
 
-    House([plan("m"), embedder("e")], max_queue=1).play(scenario)
+    House([plan("m"), encoder_plan("e")], max_queue=1).play(scenario)
     assert complaints == []
 
 
@@ -445,40 +244,8 @@ def test_a_stop_while_the_engine_is_spawned_leaves_no_process() -> None:
     assert not Path(f"/proc/{pids[0]}").exists()
 
 
-def test_the_next_engine_comes_also_when_telling_of_the_loss_fails() -> None:
-    class Forgetful(House):
-        def on_down(self, loss: EngineLoss) -> None:
-            super().on_down(loss)
-            raise RuntimeError("the disk is full")
-
-    async def scenario(house: House) -> None:
-        await house.until(lambda: house.supervisor.lifecycle.phase is Phase.UP)
-        assert house.supervisor.pid is not None
-        os.kill(house.supervisor.pid, signal.SIGKILL)
-        await house.until(lambda: house.supervisor.lifecycle.restarts == 1)
-        assert await read(house, [1, 5]) == [5] * 4
-
-    Forgetful([plan("m")]).play(scenario)
-
-
-def test_a_spawn_that_fails_however_is_tried_again() -> None:
-    failures = [OSError("no memory"), RuntimeError("something new")]
-
-    async def scenario(house: House) -> None:
-        assert await read(house, [1, 5]) == [5] * 4
-        assert house.supervisor.lifecycle.restarts == 2
-
-    class Unlucky(House):
-        async def spawn(self, on_exit: OnExit) -> EngineProcess:
-            if failures:
-                raise failures.pop()
-            return await super().spawn(on_exit)
-
-    Unlucky([plan("m")]).play(scenario)
-
-
 def test_names_are_checked_and_the_hint_lists_what_there_is() -> None:
-    dispatcher = House([plan("m"), embedder("e")]).dispatcher
+    dispatcher = House([plan("m"), encoder_plan("e")]).dispatcher
     with pytest.raises(ModelNotFound) as unknown:
         dispatcher.model("gpt-9")
     assert "m, e" in unknown.value.hint

@@ -12,11 +12,10 @@ from pathlib import Path
 
 import msgspec
 import pytest
+from sample_plans import decoder_plan, token_bytes
 
 from magnitude.engine.protocol import SamplerSettings
 from magnitude.engine.slot_header import SlotState
-from magnitude.models.description import DecoderShape, ModelDescription
-from magnitude.policy.strategy import Strategy
 from magnitude.schedule.conversations import Conversations, KvSettings
 from magnitude.schedule.inference import GenerationTask
 from magnitude.schedule.kept_memory import ASK_AGAIN_S, KeptMemory, stored_name
@@ -24,7 +23,6 @@ from magnitude.schedule.kv_memory import create_memory
 from magnitude.schedule.plan import ModelPlan
 from magnitude.schedule.slot_terms import KvFigures, Placement
 
-SHAPE = DecoderShape(layers=1, kv_heads=1, head_dim=8, vocab_size=4096, hidden_size=8, context_length=256)
 KV, TABLE = "magnitude-kv-chat", "magnitude-table-chat"
 
 
@@ -86,26 +84,16 @@ def plan_of(
     budget_bytes: int = 0,
     share: bool = False,
 ) -> ModelPlan:
-    description = ModelDescription(
-        name=name,
-        kind="decoder",
-        family="llama",
-        folder="/nowhere",
-        graph_file="model.onnx",
-        model_hash=model_hash,
-        weight_bytes=1,
-        decoder=SHAPE,
-    )
-    strategy = Strategy(
-        threads=1,
-        prefill_chunk=8,
-        max_batch=slots,
+    return decoder_plan(
+        name,
+        head_dim=8,
+        vocab_size=4096,
         slots=slots,
-        context_length=context,
-        kv_type="float32",
+        context=context,
+        model_hash=model_hash,
         kv_budget_bytes=budget_bytes,
+        share_prefixes=share,
     )
-    return ModelPlan(description, strategy, share_prefixes=share)
 
 
 def task_of(prompt: list[int], **fields: object) -> GenerationTask:
@@ -273,8 +261,7 @@ async def test_over_a_smaller_budget_the_oldest_go(store: Store) -> None:
         first.now_s += 10
         first.say(task_of(text(1000 * number, 200)), [1])
     first.killed()
-    token_bytes = SHAPE.kv_bytes_per_token()
-    second = Run(store, plan_of(budget_bytes=2 * 256 * token_bytes), now_s=200.0)
+    second = Run(store, plan_of(budget_bytes=2 * 256 * token_bytes(plan_of())), now_s=200.0)
     assert second.known([*text(0, 200), 1, 2]) == 0
     assert second.known([*text(1000, 200), 1, 2]) == second.known([*text(2000, 200), 1, 2]) == 201
     figures = second.figures()

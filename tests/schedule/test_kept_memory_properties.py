@@ -46,7 +46,7 @@ class Services(RuleBasedStateMachine):
     def run_service(self) -> None:
         plan = plan_of(slots=SLOTS, share=self.share)
         self.run = Run(self.store, plan, now_s=self.now_s)
-        self.run.conversations._start = lambda work: work.close()  # type: ignore[method-assign]  # see `clean`
+        self.run.conversations._background.start = lambda work: work.close()  # type: ignore[method-assign]  # see `clean`
 
     @rule(owner=owners, beginning=st.sampled_from(BEGINNINGS), private=st.booleans(), keep=st.booleans())
     def ask(self, owner: str, beginning: list[int], private: bool, keep: bool) -> None:

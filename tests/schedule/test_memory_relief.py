@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any, cast
 
 import pytest
+from sample_plans import decoder_plan, token_bytes
 from scripted_engine import ScriptedEngine
 
 from magnitude.config.kv import KvSettings
@@ -30,10 +31,8 @@ from magnitude.engine.protocol import (
 from magnitude.engine.slot_header import SlotState
 from magnitude.errors import EngineNotReady, MemoryPressure
 from magnitude.feedback.records import Feedback
-from magnitude.models.description import DecoderShape, ModelDescription
 from magnitude.models.ledger import ENGINE_BYTES
 from magnitude.policy.fitting import account_bytes
-from magnitude.policy.strategy import Strategy
 from magnitude.schedule.dispatcher import Dispatcher
 from magnitude.schedule.inference import GenerationTask
 from magnitude.schedule.loading import ModelLoader
@@ -46,8 +45,7 @@ from magnitude.schedule.slot_terms import Wanted
 from magnitude.supervise.lifecycle import EngineLifecycle
 from magnitude.supervise.supervisor import EngineSupervisor
 
-SHAPE = DecoderShape(layers=1, kv_heads=1, head_dim=64, vocab_size=16, hidden_size=8, context_length=1024)
-TOKEN_BYTES = SHAPE.kv_bytes_per_token()
+TOKEN_BYTES = token_bytes(decoder_plan(head_dim=64))
 FREE_BYTES = 1_000_000_000
 
 
@@ -56,26 +54,16 @@ async def never_spawned(*_: object, **__: object) -> Any:
 
 
 def plan(name: str, stay: Stay = "pinned", *, slots: int = 8) -> ModelPlan:
-    description = ModelDescription(
-        name=name,
-        kind="decoder",
-        family="llama",
-        folder="/nowhere",
-        graph_file="model.onnx",
-        model_hash="ab" * 32,
-        weight_bytes=1_000_000,
-        decoder=SHAPE,
-    )
-    strategy = Strategy(
-        threads=1,
-        prefill_chunk=8,
-        max_batch=2,
+    return decoder_plan(
+        name,
+        stay=stay,
+        head_dim=64,
         slots=slots,
+        context=256,
+        weight_bytes=1_000_000,
+        max_batch=2,
         kv_budget_bytes=slots * 256 * TOKEN_BYTES,
-        context_length=256,
-        kv_type="float32",
     )
-    return ModelPlan(description, strategy, stay=stay)
 
 
 class House:
@@ -331,16 +319,22 @@ def test_a_larger_share_gives_room_back_and_takes_nothing_more() -> None:
     house.play(scenario)
 
 
+class SlowCard:
+    """Files on a card that does not write before it is told to."""
+
+    def __init__(self, folder: Path) -> None:
+        self.asked, self.may_go_on = threading.Event(), threading.Event()
+        self.files = SlotFiles(folder, reserve_bytes=0, sync=self._sync)
+        self.files.scan()
+
+    def _sync(self, fd: int) -> None:
+        self.asked.set()
+        self.may_go_on.wait(30)
+
+
 def test_a_shrink_that_saves_for_long_does_not_undo_what_was_decided_after_it(tmp_path: Path) -> None:
-    asked, may_go_on = threading.Event(), threading.Event()
-
-    def slow_card(fd: int) -> None:
-        asked.set()
-        may_go_on.wait(30)
-
-    files = SlotFiles(tmp_path / "kv", reserve_bytes=0, sync=slow_card)
-    files.scan()
-    house = House(plan("m"), files=files)
+    card = SlowCard(tmp_path / "kv")
+    house = House(plan("m"), files=card.files)
     table = house.plans["m"].table
     assert table is not None
 
@@ -349,10 +343,10 @@ def test_a_shrink_that_saves_for_long_does_not_undo_what_was_decided_after_it(tm
         for number in range(4):
             conversation(house.plans["m"], 1000 + number, [number] * 200)
         house.relief.shrink_kv(0.5)
-        await asyncio.to_thread(asked.wait, 30)
+        await asyncio.to_thread(card.asked.wait, 30)
         house.relief.shrink_kv(1.0)
         await asyncio.sleep(0)
-        may_go_on.set()
+        card.may_go_on.set()
         await house.settle()
         assert table.figures().budget_bytes == planned_bytes
 
@@ -360,15 +354,8 @@ def test_a_shrink_that_saves_for_long_does_not_undo_what_was_decided_after_it(tm
 
 
 def test_a_stop_waits_for_one_slow_save_and_not_for_all_that_a_shrink_would_save(tmp_path: Path) -> None:
-    asked, may_go_on = threading.Event(), threading.Event()
-
-    def slow_card(fd: int) -> None:
-        asked.set()
-        may_go_on.wait(30)
-
-    files = SlotFiles(tmp_path / "kv", reserve_bytes=0, sync=slow_card)
-    files.scan()
-    house = House(plan("m"), files=files)
+    card = SlowCard(tmp_path / "kv")
+    house = House(plan("m"), files=card.files)
     table = house.plans["m"].table
     assert table is not None
 
@@ -376,9 +363,9 @@ def test_a_stop_waits_for_one_slow_save_and_not_for_all_that_a_shrink_would_save
         for number in range(4):
             conversation(house.plans["m"], 1000 + number, [number] * 200)
         house.relief.shrink_kv(0.5)
-        await asyncio.to_thread(asked.wait, 30)
+        await asyncio.to_thread(card.asked.wait, 30)
         house.dispatcher.conversations.stop_saving()
-        may_go_on.set()
+        card.may_go_on.set()
         await house.relief.close()
         assert table.figures().saved_copies == 1
 

@@ -7,14 +7,13 @@ import time
 from collections.abc import Awaitable, Callable
 from pathlib import Path
 
+from sample_plans import decoder_plan
 from scripted_engine import Answer, ScriptedEngine
 
 from magnitude.engine.client import EngineLink
 from magnitude.engine.protocol import Done, Failed, Loaded, LoadModel, Message, ToService, UnloadModel
 from magnitude.errors import EngineNotReady, MagnitudeError, ModelError
 from magnitude.feedback.records import Feedback
-from magnitude.models.description import DecoderShape, ModelDescription
-from magnitude.policy.strategy import Strategy
 from magnitude.schedule.dispatcher import Dispatcher
 from magnitude.schedule.loading import ModelLoader
 from magnitude.schedule.model_switch import ModelSwitch, need_of
@@ -25,7 +24,6 @@ from magnitude.supervise.lifecycle import EngineLifecycle
 from magnitude.supervise.supervisor import EngineSupervisor
 
 FAKE_ENGINE = Path(__file__).parents[1] / "supervise" / "fake_engine.py"
-SHAPE = DecoderShape(layers=1, kv_heads=1, head_dim=64, vocab_size=16, hidden_size=8, context_length=1024)
 
 
 class NoEngine:
@@ -34,21 +32,8 @@ class NoEngine:
     heartbeat = None
 
 
-def plan(name: str, weight_bytes: int = 40) -> ModelPlan:
-    description = ModelDescription(
-        name=name,
-        kind="decoder",
-        family="llama",
-        folder="/nowhere",
-        graph_file="model.onnx",
-        model_hash="0",
-        weight_bytes=weight_bytes,
-        decoder=SHAPE,
-    )
-    strategy = Strategy(
-        threads=1, prefill_chunk=8, max_batch=2, slots=2, kv_budget_bytes=7, context_length=1024, kv_type="float32"
-    )
-    return ModelPlan(description, strategy)
+def plan(name: str) -> ModelPlan:
+    return decoder_plan(name, head_dim=64, context=1024, weight_bytes=40, kv_budget_bytes=7)
 
 
 class Switching:

@@ -7,12 +7,11 @@ from collections.abc import Awaitable, Callable
 from pathlib import Path
 
 import pytest
+from sample_plans import decoder_plan, encoder_plan
 
 from magnitude.engine.protocol import SamplerSettings, ToService
 from magnitude.errors import BudgetExceeded, DeadlineExceeded, EngineNotReady, ModelError, Overloaded
 from magnitude.feedback.records import Feedback
-from magnitude.models.description import DecoderShape, EncoderShape, ModelDescription
-from magnitude.policy.strategy import Strategy
 from magnitude.schedule.dispatcher import Dispatcher
 from magnitude.schedule.inference import Deadline, GenerationTask
 from magnitude.schedule.loading import ModelLoader
@@ -25,30 +24,15 @@ from magnitude.supervise.loss import EngineLoss
 from magnitude.supervise.supervisor import EngineSupervisor
 
 FAKE_ENGINE = Path(__file__).parents[1] / "supervise" / "fake_engine.py"
-SHAPE = DecoderShape(layers=1, kv_heads=1, head_dim=4, vocab_size=16, hidden_size=8, context_length=64)
 # Two models of this size fit into the memory of these tests, three do not.
 WEIGHT_BYTES = 40
 BUDGET_BYTES = 100
 
 
 def plan(name: str, stay: Stay = "on_demand") -> ModelPlan:
-    kind = "embedder" if name.startswith("e") else "decoder"
-    description = ModelDescription(
-        name=name,
-        kind=kind,  # type: ignore[arg-type]
-        family="any",
-        folder="/nowhere",
-        graph_file="model.onnx",
-        model_hash="0",
-        weight_bytes=WEIGHT_BYTES,
-        decoder=SHAPE if kind == "decoder" else None,
-        encoder=EncoderShape(width=1, max_tokens=64) if kind == "embedder" else None,
-    )
-    slots = 2 if kind == "decoder" else 0
-    strategy = Strategy(
-        threads=1, prefill_chunk=8, max_batch=slots, slots=slots, context_length=32 * slots, kv_type="float32"
-    )
-    return ModelPlan(description, strategy, stay=stay)
+    if name.startswith("e"):
+        return encoder_plan(name, stay=stay, weight_bytes=WEIGHT_BYTES)
+    return decoder_plan(name, stay=stay, head_dim=4, weight_bytes=WEIGHT_BYTES)
 
 
 class House:

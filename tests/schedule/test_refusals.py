@@ -8,7 +8,8 @@ from collections.abc import Awaitable, Callable
 from typing import Any
 
 import pytest
-from test_dispatcher import House, embedder, plan, read, task
+from dispatcher_house import House, plan, read, task
+from sample_plans import encoder_plan
 
 from magnitude.errors import (
     BudgetExceeded,
@@ -31,7 +32,7 @@ class Seat:
     def __init__(self, **fields: Any) -> None:
         self.kept: list[TaskRow] = []
         self.dispatcher = Dispatcher(
-            [plan("m"), embedder("e")],
+            [plan("m"), encoder_plan("e")],
             aliases={},
             max_queue=1,
             feedback=Feedback(keep=self.kept.append),

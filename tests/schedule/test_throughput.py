@@ -2,38 +2,15 @@ import asyncio
 from pathlib import Path
 
 import pytest
+from sample_plans import decoder_plan
 
 from magnitude.engine.protocol import Failed, Measure, Measured, Message, ToService
-from magnitude.models.description import DecoderShape, ModelDescription
-from magnitude.policy.strategy import Strategy
 from magnitude.schedule.plan import ModelPlan
 from magnitude.schedule.throughput import Throughput, measured_rows
 
-SHAPE = DecoderShape(layers=1, kv_heads=1, head_dim=16, vocab_size=16, hidden_size=16, context_length=256)
-
 
 def a_plan(*, max_batch: int = 4, speculation: str = "auto", model_hash: str = "0") -> ModelPlan:
-    description = ModelDescription(
-        name="m",
-        kind="decoder",
-        family="llama",
-        folder="/nowhere",
-        graph_file="serving.onnx",
-        model_hash=model_hash,
-        weight_bytes=1,
-        decoder=SHAPE,
-    )
-    strategy = Strategy(
-        threads=1,
-        prefill_chunk=8,
-        max_batch=max_batch,
-        slots=max_batch,
-        context_length=64,
-        max_draft=8,
-        draft_inexact=speculation == "on",
-        kv_type="float32",
-    )
-    return ModelPlan(description, strategy)
+    return decoder_plan(slots=max_batch, model_hash=model_hash, max_draft=8, draft_inexact=speculation == "on")
 
 
 class Engine:

@@ -1,0 +1,63 @@
+"""Plans of models that are nowhere: for tests that never open their files."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from magnitude.models.description import DecoderShape, EncoderShape, ModelDescription
+from magnitude.policy.strategy import Strategy
+from magnitude.schedule.plan import ModelPlan, Stay
+
+
+def decoder_plan(
+    name: str = "m",
+    *,
+    head_dim: int = 16,
+    vocab_size: int = 16,
+    slots: int = 2,
+    context: int = 64,
+    stay: Stay = "pinned",
+    share_prefixes: bool = False,
+    model_hash: str = "0",
+    weight_bytes: int = 1,
+    **strategy: Any,
+) -> ModelPlan:
+    """A decoder of one layer with one KV head. `strategy` are further settings of it."""
+    shape = DecoderShape(
+        layers=1, kv_heads=1, head_dim=head_dim, vocab_size=vocab_size, hidden_size=8, context_length=1024
+    )
+    description = ModelDescription(
+        name=name,
+        kind="decoder",
+        family="llama",
+        folder="/nowhere",
+        graph_file="model.onnx",
+        model_hash=model_hash,
+        weight_bytes=weight_bytes,
+        decoder=shape,
+    )
+    settings = {"max_batch": slots, "kv_type": "float32"} | strategy
+    planned = Strategy(threads=1, prefill_chunk=8, slots=slots, context_length=context, **settings)
+    return ModelPlan(description, planned, stay=stay, share_prefixes=share_prefixes)
+
+
+def encoder_plan(name: str = "e", *, stay: Stay = "pinned", weight_bytes: int = 1) -> ModelPlan:
+    """An embedder with vectors of one number."""
+    description = ModelDescription(
+        name=name,
+        kind="embedder",
+        family="bert",
+        folder="/nowhere",
+        graph_file="model.onnx",
+        model_hash="0",
+        weight_bytes=weight_bytes,
+        encoder=EncoderShape(width=1, max_tokens=64),
+    )
+    strategy = Strategy(threads=1, prefill_chunk=8, slots=0, context_length=0, kv_type=None)
+    return ModelPlan(description, strategy, stay=stay)
+
+
+def token_bytes(plan: ModelPlan) -> int:
+    """KV of one position."""
+    assert plan.description.decoder is not None
+    return plan.description.decoder.kv_bytes_per_token()
