@@ -6,6 +6,9 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from typer.testing import CliRunner
+
+from magnitude.cli.main import find_verbs
 
 sys.path.insert(0, str(Path(__file__).parent))
 
@@ -17,6 +20,12 @@ def service() -> Iterator[FakeService]:
     # Not in `tmp_path`: a socket's path has at most 107 bytes.
     with tempfile.TemporaryDirectory() as short, running(FakeService(), Path(short)) as fake:
         yield fake
+
+
+@pytest.fixture
+def cli() -> CliRunner:
+    find_verbs()
+    return CliRunner()
 
 
 @pytest.fixture(autouse=True)

@@ -73,6 +73,8 @@ class FakeService:
         self.records: list[TaskRow] = []
         self.asked: dict[str, str] = {}  # the query for them
         self.more_state: dict[str, Any] = {}
+        self.recycled: dict[str, Any] = {"reason": "", "engine_pid": 4243, "took_s": 0.5, "open_requests": 0}
+        self.recycle_asked: list[Any] = []
         self.reloaded: dict[str, Any] = {"applied": [], "needs_restart": [], "error": "", "hint": ""}
         self.keys: list[str | None] = []
         self.socket = ""
@@ -88,6 +90,7 @@ class FakeService:
                 Route("/v1/magnitude/records", self._records),
                 Route("/metrics", lambda request: Response("magnitude_slots 4\n")),
                 Route("/v1/magnitude/reload", self._reload, methods=["POST"]),
+                Route("/v1/magnitude/recycle", self._recycle, methods=["POST"]),
                 Route("/v1/chat/completions", self._chat, methods=["POST"]),
                 Route("/v1/magnitude/kv", self._kv, methods=["GET", "DELETE"]),
             ]
@@ -108,6 +111,10 @@ class FakeService:
         self.asked = dict(request.query_params)
         counts = Counter(row.task.outcome for row in self.records)
         return JSONResponse({"data": msgspec.to_builtins(self.records), "counts": counts, "persistence": "on"})
+
+    async def _recycle(self, request: Request) -> Response:
+        self.recycle_asked.append(await request.json())
+        return JSONResponse(*((self.error[1], self.error[0]) if self.error else (self.recycled, 200)))
 
     def _reload(self, request: Request) -> Response:
         return JSONResponse(*((self.error[1], self.error[0]) if self.error else (self.reloaded, 200)))
@@ -173,3 +180,8 @@ def running(service: FakeService, folder: Path) -> Iterator[FakeService]:
     finally:
         server.should_exit = True
         thread.join(10)
+
+
+def at(service: FakeService) -> list[str]:
+    """Options that lead a verb to it."""
+    return ["--url", f"unix:{service.socket}"]

@@ -2,11 +2,10 @@ from __future__ import annotations
 
 import json
 
-import pytest
-from fake_service import FakeService
+from fake_service import FakeService, at
 from typer.testing import CliRunner
 
-from magnitude.cli.main import app, find_verbs
+from magnitude.cli.main import app
 
 IN_MEMORY = {
     "model": "tiny-chat",
@@ -17,16 +16,6 @@ IN_MEMORY = {
     "idle_s": 61.0,
 }
 ON_DISK = {**IN_MEMORY, "model": "other & chat", "owner": "", "where": "disk", "idle_s": 90_000.0}
-
-
-@pytest.fixture
-def cli() -> CliRunner:
-    find_verbs()
-    return CliRunner()
-
-
-def at(service: FakeService) -> list[str]:
-    return ["--url", f"unix:{service.socket}"]
 
 
 def test_list_says_what_is_kept_where_and_since_when(cli: CliRunner, service: FakeService) -> None:

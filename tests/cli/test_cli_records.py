@@ -11,7 +11,7 @@ import pytest
 from fake_service import FakeService
 from typer.testing import CliRunner
 
-from magnitude.cli.main import app, find_verbs
+from magnitude.cli.main import app
 from magnitude.cli.replay import EXIT_OTHER, EXIT_SAME, try_again
 from magnitude.errors import ModelError
 from magnitude.feedback.bundles import Victim, find_bundle, read_bundle
@@ -24,12 +24,6 @@ from tests.feedback.failure_samples import surroundings, victim
 from tests.feedback.record_samples import MovingClocks, row
 
 FAKE_ENGINE = Path(__file__).parent.parent / "supervise/fake_engine.py"
-
-
-@pytest.fixture
-def cli() -> CliRunner:
-    find_verbs()
-    return CliRunner()
 
 
 @pytest.fixture

@@ -2,22 +2,11 @@ from __future__ import annotations
 
 import json
 
-import pytest
-from fake_service import FakeService
+from fake_service import FakeService, at
 from typer.testing import CliRunner
 
-from magnitude.cli.main import app, find_verbs
+from magnitude.cli.main import app
 from magnitude.errors import ConfigError
-
-
-@pytest.fixture
-def cli() -> CliRunner:
-    find_verbs()
-    return CliRunner()
-
-
-def at(service: FakeService) -> list[str]:
-    return ["--url", f"unix:{service.socket}"]
 
 
 def test_reload_says_which_keys_count_now_and_which_do_not(cli: CliRunner, service: FakeService) -> None:

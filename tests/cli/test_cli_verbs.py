@@ -14,17 +14,11 @@ from fake_service import STATE, FakeService
 from typer.testing import CliRunner
 
 import magnitude
-from magnitude.cli.main import app, find_verbs
+from magnitude.cli.main import app
 from magnitude.config.load import load_text
 from schedule_samples import BUSY
 
 SOURCE = str(Path(magnitude.__file__).parent.parent)
-
-
-@pytest.fixture
-def cli() -> CliRunner:
-    find_verbs()
-    return CliRunner()
 
 
 def command(*arguments: str, stdin: str = "", **environ: str) -> subprocess.CompletedProcess[str]:

@@ -11,6 +11,7 @@ import pytest
 from agent_client import link_models, write_settings
 from onnx import TensorProto, helper
 from started_service import GOLDEN, RunningService, import_source
+from tiny_service import TinyService
 from tokenizers import Tokenizer
 from tokenizers.models import WordPiece
 from tokenizers.normalizers import BertNormalizer
@@ -40,6 +41,16 @@ def service(service_home: Path) -> Iterator[RunningService]:
     running.wait_ready()
     yield running
     running.stop()
+
+
+@pytest.fixture
+def services() -> Iterator[list[TinyService]]:
+    """Services that a test starts and puts in here; what is left of them at its end is killed."""
+    started: list[TinyService] = []
+    yield started
+    for service in started:
+        service.process.kill()
+        service.process.wait()
 
 
 @pytest.fixture(scope="session")

@@ -13,7 +13,7 @@ from typing import Any
 import httpx
 import pytest
 from started_service import GOLDEN, free_port
-from test_tiny_service import TinyService
+from tiny_service import TinyService
 from tokenizers import Tokenizer, models, pre_tokenizers
 
 from magnitude.models.importing.adapter import import_adapter

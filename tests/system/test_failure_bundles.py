@@ -16,7 +16,7 @@ from pathlib import Path
 import httpx
 import pytest
 from started_service import free_port
-from test_tiny_service import FOREIGN, TinyService
+from tiny_service import FOREIGN, TinyService
 
 # Ids that stand nowhere else: what must be in a bundle with content, and in nothing that leaves the machine.
 PROMPT = [31, 17, 29, 23, 19, 13]

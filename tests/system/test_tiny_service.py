@@ -5,7 +5,6 @@ from __future__ import annotations
 import hashlib
 import signal
 import socket
-from collections.abc import Iterator
 from pathlib import Path
 
 import httpx
@@ -15,15 +14,6 @@ from started_service import free_port
 from tiny_service import FOREIGN, STARTED_S, TinyService
 
 KEY, ADMIN_KEY = "mag-for-the-api", "mag-for-the-admin"
-
-
-@pytest.fixture
-def services() -> Iterator[list[TinyService]]:
-    started: list[TinyService] = []
-    yield started
-    for service in started:
-        service.process.kill()
-        service.process.wait()
 
 
 def key(name: str, value: str, **fields: object) -> dict[str, object]:

@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import itertools
 import signal
-from collections.abc import Iterator
 from pathlib import Path
 
 import httpx
 import pytest
 from started_service import free_port
-from test_tiny_service import TinyService
+from tiny_service import TinyService
 
 # An hour of a probe that comes every six seconds.
 PROBES = 600
@@ -24,15 +23,6 @@ EVERYTHING = (
 @pytest.fixture
 def home(tmp_path: Path) -> Path:
     return tmp_path / "home"
-
-
-@pytest.fixture
-def services() -> Iterator[list[TinyService]]:
-    started: list[TinyService] = []
-    yield started
-    for service in started:
-        service.process.kill()
-        service.process.wait()
 
 
 def start(home: Path, services: list[TinyService]) -> tuple[TinyService, str]:

@@ -15,6 +15,8 @@ import textwrap
 from collections.abc import Sequence
 from pathlib import Path
 
+import rootfs
+
 KERNEL_PACKAGE = "linux-image-cloud-amd64"
 # The modules by the names that modprobe knows: the bus, the disk, the port of the agent, a source of randomness.
 MODULES = ("virtio_pci", "virtio_blk", "virtio_console", "virtio-rng")
@@ -146,17 +148,7 @@ PATIENT_UNIT = textwrap.dedent("""\
     TimeoutStopSec=300s
     """)
 # What a machine that lives for minutes does not need, and would spend emulated seconds on.
-MASKED = (
-    "apt-daily.timer",
-    "apt-daily-upgrade.timer",
-    "dpkg-db-backup.timer",
-    "e2scrub_all.timer",
-    "fstrim.timer",
-    "getty.target",
-    "ldconfig.service",
-    "systemd-hwdb-update.service",
-    "systemd-timesyncd.service",
-)
+MASKED = (*rootfs.MASKED, "getty.target", "ldconfig.service", "systemd-hwdb-update.service")
 
 
 def add_agent(root: Path) -> None:
