@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fcntl
 import os
 import signal
 import socket
@@ -17,6 +18,8 @@ from started_service import GOLDEN
 
 FOREIGN = GOLDEN / "genai_tiny_llama"
 STARTED_S = 60
+# Above all that a test hands over: sockets, and descriptors of stored memory.
+FIRST_FREE_FD = 100
 
 # What systemd does between fork and exec: the sockets from descriptor 3 on, and the number of the process.
 ACTIVATED = """
@@ -45,9 +48,9 @@ class TinyService:
         settings = {**(sections or {"engine": {"model_path": str(FOREIGN)}}), "server": server}
         (home / "magnitude.yaml").write_text(yaml.safe_dump(settings))
         command = [sys.executable, "-m", "magnitude.cli.main", "serve"]
-        # Beyond the numbers that the starter fills, so that none is overwritten before it is copied.
-        given = [os.dup2(sock.fileno(), 100 + number) for number, sock in enumerate(inherited)]
-        given += [os.dup2(fd, 100 + len(given) + number) for number, fd in enumerate(stored)]
+        # Free numbers beyond those that the starter fills, so that none is overwritten before it is copied.
+        handed = [*(sock.fileno() for sock in inherited), *stored]
+        given = [fcntl.fcntl(fd, fcntl.F_DUPFD, FIRST_FREE_FD) for fd in handed]
         names = ":".join(["magnitude.socket"] * len(inherited) + ["magnitude-kv"] * len(stored))
         if given:
             command = [sys.executable, "-c", ACTIVATED, ",".join(map(str, given)), names]

@@ -84,7 +84,6 @@ def aftermaths(recording: Recording, tmp_path_factory: pytest.TempPathFactory) -
 
 
 def test_state_is_the_last_that_was_saved_or_the_one_being_saved(aftermaths: list[Aftermath]) -> None:
-    ahead = set()
     for cut, files in aftermaths:
         file = state_file(files)
         state = file.load(lambda: State.of(0))
@@ -92,8 +91,8 @@ def test_state_is_the_last_that_was_saved_or_the_one_being_saved(aftermaths: lis
         assert state == State.of(state.generation)
         assert file.source == ("file" if state.generation else "default")  # no need for the previous generation
         assert file.save(State.of(state.generation + 1))  # and it goes on from there
-        ahead.add(state.generation - cut.done.get("state", 0))
-    assert ahead == {0, 1}  # both sides of the rename were seen
+    # The power went in the middle of a save, and not only beside it.
+    assert any(cut.begun["state"] > cut.done.get("state", 0) for cut, _ in aftermaths)
 
 
 def test_a_saved_conversation_is_whole_and_a_deleted_one_stays_away(aftermaths: list[Aftermath]) -> None:
