@@ -76,7 +76,7 @@ class ClockCaps:
         if self.leftover.policies:
             refused = {name: refusal.detail for name, refusal in self.leftover.refused.items()}
             fields = {"limits_khz": self.leftover.in_force_khz, "refused": refused}
-            log.warning("clock limits of an earlier run were to be put back", extra={"fields": fields})
+            log.info("clock limits of an earlier run were to be put back", extra={"fields": fields})
 
     def set(self, caps_khz: Mapping[str, int | None]) -> CapOutcome:
         """Limit policies, by their kernel's names, to so many kHz; None: as it was found. A cap never lifts a clock
@@ -186,8 +186,12 @@ class ClockCaps:
 
 
 def restore_leftover(
-    run_folder: Path, roots: HostRoots, *, ask_permission: Callable[[Path], object] = lambda path: None
+    run_folder: Path,
+    roots: HostRoots,
+    *,
+    ask_permission: Callable[[Path], object] = lambda path: None,
+    write: Callable[[Path, int], None] = write_limit,
 ) -> CapOutcome:
     """Put back the limits that a service which is gone has left, by its record in `run_folder`. For ExecStopPost=:
     quick, and never raises. Empty when there is nothing to do."""
-    return ClockCaps(roots, run_folder, ask_permission=ask_permission).leftover
+    return ClockCaps(roots, run_folder, ask_permission=ask_permission, write=write).leftover

@@ -41,6 +41,7 @@ ORDER = (
     "support",
     "config",
     "install-units",
+    "restore-clocks",
     "wait",
 )
 
