@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import errno
 import os
+import resource
 import shutil
 from collections.abc import Callable
 from pathlib import Path
@@ -293,6 +294,19 @@ def test_nothing_is_asked_for_again_after_a_restore(board: CappedBoard) -> None:
     caps.restore()
     assert caps.renew().policies == {}
     assert board.limit() == 2400000
+
+
+def test_without_room_for_the_record_no_cap_is_set(board: CappedBoard) -> None:
+    caps = ClockCaps(board.roots, board.run)
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (20, hard))  # enough for a limit, too little for a record
+    try:
+        refused = kind(caps)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+    assert refused == "no_record"
+    assert board.limit() == 2400000
+    assert list(board.run.iterdir()) == []
 
 
 def test_without_a_folder_for_the_record_no_cap_is_set(board: CappedBoard) -> None:
