@@ -137,7 +137,9 @@ def test_a_limit_that_somebody_set_meanwhile_is_left_alone_until_it_is_given_bac
     caps.set({"policy0": 1000000})
     board.admin_sets(1800000)
     assert kind(caps, 1200000) == "not_ours"
-    assert kind(caps, None) == "not_ours"
+    # Nothing is to be done against these, and so nothing refuses.
+    assert kind(caps, None) == kind(caps, 2000000) == ""
+    assert kind(caps, 1200000) == "not_ours"
     board.admin_sets(1500000)
     assert caps.renew().refused["policy0"].kind == "not_ours"
     caps.restore()

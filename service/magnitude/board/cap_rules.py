@@ -63,7 +63,7 @@ class CapEntry(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Leave(msgspec.Struct, frozen=True):
-    """The limit is right. `forget`: and there is nothing of ours to put back later."""
+    """The limit is right. `forget`: and nothing that was noted of the policy counts any more."""
 
     forget: bool
 
@@ -114,11 +114,12 @@ def next_step(
     """What brings about the limit `wanted_khz` (None: as it was found) where `found_khz` is in force. `yielded`:
     somebody else has set the limit since; the policy is theirs until it reads the hardware's limit again."""
     if entry is None:
-        if yielded and found_khz != hardware.max_khz:
-            return Refuse("not_ours")
         target = found_khz if wanted_khz is None else min(found_khz, hardware.fitted(wanted_khz))
+        theirs = yielded and found_khz != hardware.max_khz
         if target == found_khz:
-            return Leave(forget=True)
+            return Leave(forget=not theirs)
+        if theirs:
+            return Refuse("not_ours")
         if kernel_limits and found_khz != hardware.max_khz:
             return Refuse("kernel_limit")
         return Lower(target, found_khz)
