@@ -1,9 +1,9 @@
 """A simulated board as the kernel would show it: a tree of files that moves, with clocks that can be capped.
 
 What reads sysfs reads this one alike. A clock's limit behaves as cpufreq's: the next operating point below holds,
-what is out of range is clamped, what is no number changes nothing; but it is answered with the next look, not with the
-write itself. Units beside the CPUs that have a clock of their own are there and do not move: nothing simulated uses
-them.
+what is out of range is clamped, what is no number changes nothing; but it is answered with the next look, not with
+the write itself. Units beside the CPUs that have a clock of their own are there and do not move: nothing simulated
+uses them.
 """
 
 from __future__ import annotations
@@ -144,7 +144,7 @@ class BoardTree:
         cluster = self._clusters[policy]
         folder, opps = f"devices/system/cpu/cpufreq/{policy}", [opp.khz for opp in cluster.opps]
         cpus = " ".join(str(cpu) for cpu in sorted(cluster.cpus))
-        for name, text in {
+        texts: dict[str, str | int] = {
             "affected_cpus": cpus,
             "related_cpus": cpus,
             "cpuinfo_min_freq": opps[0],
@@ -154,15 +154,16 @@ class BoardTree:
             "scaling_available_governors": " ".join(sorted({self._profile.clock_governor, "performance"})),
             "scaling_governor": self._profile.clock_governor,
             "scaling_driver": "cpufreq-dt",
-        }.items():
+        }
+        for name, text in texts.items():
             self._text(f"{folder}/{name}", text)
         self._limits[policy] = Setting(self.roots.sys / folder / "scaling_max_freq", opps[-1])
         return self._figure(f"{folder}/scaling_cur_freq", opps[0])
 
     def _write_zones(self, snapshot: Snapshot, naming: int) -> dict[str, list[Figure]]:
-        """Thermal zones, and the same sensors under hwmon, as the kernel shows them there; by the snapshot's names."""
+        """Thermal zones and the same sensors under hwmon, as kernels show them there; by the snapshot's names."""
         figures: dict[str, list[Figure]] = {}
-        for number, temp in enumerate(snapshot.temps):
+        for number, temp in enumerate(temp for temp in snapshot.temps if temp.temp_c is not None):
             names = next((zone.names for zone in self._profile.zones if temp.name in zone.names), (temp.name,))
             name = names[min(naming, len(names) - 1)]
             milli_c = round((temp.temp_c or 0.0) * 1000)
