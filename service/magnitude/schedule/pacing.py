@@ -49,8 +49,14 @@ class Pacing:
     @property
     def shares(self) -> Shares:
         """What holds now."""
+        return self.without("")
+
+    def without(self, source: str) -> Shares:
+        """What all others than `source` leave."""
         prefill = decode = 1.0
-        for shares in self._by_source.values():
+        for name, shares in self._by_source.items():
+            if name == source:
+                continue
             prefill *= shares.prefill
             decode *= shares.decode
         return Shares(prefill=max(LEAST_SHARE, prefill), decode=max(LEAST_SHARE, decode))
