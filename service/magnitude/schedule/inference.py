@@ -21,7 +21,7 @@ from magnitude.engine.protocol import (
     TokenLogprob,
 )
 from magnitude.feedback.records import TaskFigures
-from magnitude.feedback.run_series import RunFigures
+from magnitude.feedback.run_series import RunFigures, RunTimes
 from magnitude.governor.memory_state import MemoryState
 from magnitude.models.description import ModelDescription
 from magnitude.schedule.figures import ScheduleFigures
@@ -190,6 +190,7 @@ class ServiceState(msgspec.Struct, frozen=True, kw_only=True):
     spare_engine_pid: int | None = None
     spare_engine_ready: bool = False
     runs: list[RunFigures] = []  # what graph runs take, by shape
+    run_times: RunTimes = RunTimes()
     memory: MemoryState = MemoryState()
     pace: dict[str, Shares] = {}  # who lets the engine compute for a share of the time only; empty: nobody
     simulated_board: SimulatedState | None = None  # None: the board is real

@@ -128,6 +128,7 @@ def state_of(
         figures=feedback.figures(),
         schedule=schedule,
         runs=feedback.runs.figures(),
+        run_times=feedback.runs.times,
         memory=memory,
         pace=dict(pace or {}),
         simulated_board=simulated_board,
