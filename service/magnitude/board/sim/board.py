@@ -87,6 +87,7 @@ class SimulatedBoard:
         self._clocks.want(tuple(busy and count > 0 for count in cores))
         prefill = decode = energy_j = chip_j = 0.0
         steps = 0.0
+        peak_c = self._chip.temp_c
         left_s = dt_s
         while left_s > 1e-9:
             step_s = self._step(left_s)
@@ -99,6 +100,7 @@ class SimulatedBoard:
             chip_j += chip_w * step_s
             energy_j += board_w * step_s
             self._chip.heat(chip_w, step_s)
+            peak_c = max(peak_c, self._chip.temp_c)
             self._clocks.advance(step_s)
             self._throttle.look(self._chip.temp_c, step_s)
             self.chip_w, self.board_w = chip_w, board_w
@@ -110,6 +112,7 @@ class SimulatedBoard:
             energy_j=energy_j,
             chip_energy_j=chip_j,
             inter_token_s=dt_s / steps if steps else None,
+            peak_c=peak_c,
         )
 
     def load_now(self, work: Work) -> Load:

@@ -47,13 +47,14 @@ class Work(msgspec.Struct, frozen=True, kw_only=True, gc=False):
 
 class Progress(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     """What came of it: tokens of prompts and of answers (all rows together), the energy of the whole board and of the
-    chip alone, and the time between two tokens of one answer (None: nothing was decoded)."""
+    chip alone, the time between two tokens of one answer (None: nothing was decoded), and the highest temperature."""
 
     prefill_tokens: float
     decode_tokens: float
     energy_j: float
     chip_energy_j: float
     inter_token_s: float | None = None
+    peak_c: float = 0.0
 
 
 class Rates(msgspec.Struct, frozen=True, kw_only=True, gc=False):
