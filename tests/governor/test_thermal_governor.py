@@ -135,6 +135,25 @@ def test_an_unknown_temperature_is_never_taken_for_cool() -> None:
     assert board.ticks[-1].state == "warm"
 
 
+def test_a_sensor_that_says_the_same_whatever_the_chip_does_is_not_believed() -> None:
+    board = HotBoard(prior(), Differs())
+    work_for(board, 300.0)
+    board.run("idle", 300.0)
+    stuck_c = board.temp_c
+    board.sensor = lambda temp_c, now_s: (stuck_c, 0.1)
+    work_for(board, HOUR_S)
+    assert board.ticks[-1].state == "blind"
+    assert max(tick.temp_c for tick in board.ticks) < LIMITS.soft_c
+
+
+def test_a_chip_that_keeps_its_temperature_is_not_taken_for_a_stuck_sensor() -> None:
+    board = HotBoard(prior(watts=2.0), Differs(ambient_c=15.0))
+    board.sensor = lambda temp_c, now_s: (float(round(temp_c)), 0.1)
+    board.run("idle", HOUR_S)
+    board.run("decode", HOUR_S)
+    assert {tick.state for tick in board.ticks} == {"cool"}
+
+
 def test_a_board_that_never_had_a_sensor_and_is_not_known_to_have_one_is_left_alone() -> None:
     governor = ThermalGovernor(prior(), replace(LIMITS, expects_sensor=False))
     effects = [effect for second in range(100) for effect in governor.apply(sight(None), float(second))]

@@ -15,6 +15,7 @@ import msgspec
 
 from magnitude.governor.heat_model import HeatEstimate, HeatModel
 from magnitude.governor.operating_point import DUTIES, Ladder, LoadMemory, Mix, Point, shares
+from magnitude.governor.stuck_sensor import StuckSensor
 from magnitude.governor.thermal_prior import HeatLimits, HeatPrior
 from magnitude.governor.thermal_terms import (
     Announce,
@@ -65,6 +66,7 @@ class ThermalGovernor:
         self._model = HeatModel(prior)
         self._ladder = Ladder(prior, self._model)
         self._load = LoadMemory(prior)
+        self._sensor = StuckSensor()
         self._budget = WriteBudget()
         self._caps: dict[str, int | None] = {}
         self._written_s = -1e9
@@ -91,6 +93,9 @@ class ThermalGovernor:
         """Look at the board, and return what is to be done about it."""
         dt_s = 0.0 if self._now_s is None else max(0.0, now_s - self._now_s)
         self._now_s = now_s
+        stuck = sight.temp_c is not None and self._sensor.look(sight.temp_c, self._model.told_rise_c)
+        if stuck:
+            sight = msgspec.structs.replace(sight, temp_c=None)
         self._learn(sight, dt_s)
         effects: list[Effect] = []
         if not self._told_threads:
@@ -99,7 +104,7 @@ class ThermalGovernor:
         clocks = clocks and bool(sight.clusters)
         mix = self._load.mix(sight.load)
         before = self.state
-        self._judge(sight)
+        self._judge(sight, stuck=stuck)
         urgent = self._choose(sight, mix, now_s, clocks=clocks)
         if self.state != before:
             effects.append(Announce(self.state, before, self.reason))
@@ -143,12 +148,13 @@ class ThermalGovernor:
                 level = min(level, highest)
         return level
 
-    def _judge(self, sight: ThermalSight) -> None:
+    def _judge(self, sight: ThermalSight, *, stuck: bool) -> None:
         """The state that the sensors speak for; what the chosen point makes of "cool" and "warm" comes after."""
         limits, temp_c = self.limits, sight.temp_c
         if temp_c is None:
             if self._seen or limits.expects_sensor:
-                self.state, self.reason = "blind", f"no sensor has answered for {sight.age_s:.0f} s"
+                told = "the sensor is stuck" if stuck else f"no sensor has answered for {sight.age_s:.0f} s"
+                self.state, self.reason = "blind", f"{told}; by the model {self._model.temp_c:.0f} °C"
             return
         if temp_c >= limits.down_c or sight.soft_limit:
             told = "the firmware limits clocks" if sight.soft_limit else f"at or above {limits.down_c:.0f} °C"
