@@ -34,6 +34,7 @@ ORDER = (
     "rm",
     "budget",
     "bench",
+    "simulate",
     "doctor",
     "records",
     "failures",
