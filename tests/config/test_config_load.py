@@ -180,6 +180,11 @@ def test_thresholds_of_memory_that_make_no_sense_are_refused(percent: str, words
         load_text(f"memory: {{thresholds_percent: {percent}}}")
 
 
+def test_levels_of_the_battery_in_the_wrong_order_are_refused() -> None:
+    with pytest.raises(ConfigError, match="battery_least_percent"):
+        load_text("power: {battery_saving_percent: 10}")
+
+
 def test_a_byte_order_mark_is_no_part_of_the_first_key(tmp_path: Path) -> None:
     path = tmp_path / "c.yaml"
     path.write_bytes(b"\xef\xbb\xbfengine: {threads: 2}\n")

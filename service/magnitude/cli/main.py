@@ -42,6 +42,7 @@ ORDER = (
     "support",
     "config",
     "install-units",
+    "restore-clocks",
     "wait",
 )
 

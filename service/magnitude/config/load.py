@@ -19,6 +19,7 @@ from magnitude.config.document import MapNode, Node, Place, Scalar, merge, parse
 from magnitude.config.settings import Settings
 from magnitude.errors import ConfigError
 from magnitude.governor.memory_ladder import wrong_thresholds
+from magnitude.governor.power import wrong_percents
 from magnitude.paths import config_path
 
 # Values that name files: a relative one is relative to the file it stands in, wherever the service is started.
@@ -124,6 +125,14 @@ def _check(settings: Settings) -> None:
             f"memory.thresholds_percent is {settings.memory.thresholds_percent}: {wrong}",
             hint="Write for example [78, 82, 86, 90, 93, 96], or [] for the defaults",
             param="memory.thresholds_percent",
+        )
+    power = settings.power
+    wrong = wrong_percents(power.battery_saving_percent, power.battery_least_percent)
+    if wrong is not None:
+        raise ConfigError(
+            f"power.battery_least_percent is above power.battery_saving_percent: {wrong}",
+            hint="Write for example 30 for saving and 15 for least",
+            param="power.battery_least_percent",
         )
 
 

@@ -13,6 +13,7 @@ from magnitude.config.kv import KvSettings
 from magnitude.config.log import LogSettings
 from magnitude.config.memory import MemorySettings
 from magnitude.config.models import ModelsSettings
+from magnitude.config.power import PowerSettings
 from magnitude.config.records import RecordsSettings
 from magnitude.config.schedule import ScheduleSettings
 from magnitude.config.server import ServerSettings
@@ -30,6 +31,9 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     )
     kv: Annotated[KvSettings, Meta(description="The memory of conversations.")] = KvSettings()
     memory: Annotated[MemorySettings, Meta(description="What is done when memory gets short.")] = MemorySettings()
+    power: Annotated[
+        PowerSettings, Meta(description="What is done about a battery that runs low and a supply that is too weak.")
+    ] = PowerSettings()
     schedule: Annotated[ScheduleSettings, Meta(description="Who waits for whom.")] = ScheduleSettings()
     records: Annotated[RecordsSettings, Meta(description="What is written down of tasks and failures.")] = (
         RecordsSettings()
