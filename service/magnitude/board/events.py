@@ -33,6 +33,8 @@ STUCK_S = 5.0
 # it for ever.
 AT_A_TIME = 64
 
+_NOT_OPEN = "not open yet"
+
 
 class EventsState(msgspec.Struct, frozen=True, kw_only=True):
     """`listening`: events are told; without it devices are looked for every quarter of a minute, and `reason` says
@@ -75,8 +77,7 @@ class DeviceEvents:
         self._count = _Count()
 
     def start(self) -> None:
-        self._listener = _Listener(self._source, self._on_event, self._clock, self._times, self._count, known=None)
-        self._listener.start()
+        self._listen(None, None)
 
     def stop(self) -> None:
         """Returns at once; the thread ends by itself."""
@@ -88,7 +89,8 @@ class DeviceEvents:
         """Replace a thread that has ended or hangs. Call it every second or so; it never waits.
 
         Of threads that hang (a driver that never answers, a callback that never returns) one at a time is left
-        behind: a second one would hang at the same place.
+        behind: a second one would hang at the same place. One that hangs while it looks at the devices is followed by
+        one that only listens.
         """
         old = self._listener
         if old is None:
@@ -100,10 +102,14 @@ class DeviceEvents:
             return
         old.end()
         self._given_up = None if ended else old
+        unseeing = old if old.looking and not ended else None
         self._count.threads += 1
         log.warning("device events: the thread %s; a new one is started", "ended" if ended else "hangs")
+        self._listen(old.known, unseeing)
+
+    def _listen(self, known: dict[str, Device] | None, hung: threading.Thread | None) -> None:
         self._listener = _Listener(
-            self._source, self._on_event, self._clock, self._times, self._count, known=old.known
+            self._source, self._on_event, self._clock, self._times, self._count, known=known, hung=hung
         )
         self._listener.start()
 
@@ -130,7 +136,8 @@ class _Count:
 
 
 class _Listener(threading.Thread):
-    """One thread with its source. `known` are the devices as last reported, None before the first look."""
+    """One thread with its source. `known` are the devices as last reported, None before the first look. `hung` is
+    another thread, which hangs in a look: as long as it does, this one does not look."""
 
     def __init__(
         self,
@@ -141,15 +148,18 @@ class _Listener(threading.Thread):
         count: _Count,
         *,
         known: dict[str, Device] | None,
+        hung: threading.Thread | None,
     ) -> None:
         super().__init__(name="device-events", daemon=True)
         self.known = known
-        self.reason = "not open yet"
+        self.looking = False
+        self.reason = _NOT_OPEN
         self.beat_s = clock()
         self._make = source
         self._on_event = on_event
         self._clock = clock
         self._recovery = Recovery(times)
+        self._hung = hung
         self._count = count
         self._feed: Feed | None = None
         self._ends = False
@@ -204,10 +214,7 @@ class _Listener(threading.Thread):
             case Open(buffer_bytes):
                 self._open(source, buffer_bytes)
             case Look():
-                try:
-                    self._look(source.devices())
-                finally:
-                    self._recovery.looked(self._clock())
+                self._look(source)
             case Close():
                 self._close()
 
@@ -222,7 +229,7 @@ class _Listener(threading.Thread):
             return
         self._feed = opened
         self._recovery.opened(self._clock())
-        log.log(logging.INFO if self.reason else logging.DEBUG, "device events are told")
+        log.log(logging.DEBUG if self.reason == _NOT_OPEN else logging.INFO, "device events are told")
         self.reason = ""
 
     def _wait(self, wait_s: float, feed: Feed | None) -> int:
@@ -244,11 +251,19 @@ class _Listener(threading.Thread):
                 return
             if event is None or self._ends:
                 return
-            self.known = learned(self.known or {}, event)
+            if self.known is not None:
+                self.known = learned(self.known, event)
             self._hand_on([event])
 
-    def _look(self, devices: Iterable[Device]) -> None:
-        before, self.known = self.known, by_path(devices)
+    def _look(self, source: Source) -> None:
+        try:
+            if self._hung is not None and self._hung.is_alive():
+                return
+            self.looking = True
+            before, self.known = self.known, by_path(source.devices())
+        finally:
+            self.looking = False
+            self._recovery.looked(self._clock())
         if before is not None:
             self._hand_on(differences(before, self.known))
 
