@@ -69,7 +69,8 @@ class FakeUdev:
         self.feeds: list[FakeFeed] = []
         self.unavailable = ""
         self.refuses = 0  # so many attempts to connect fail
-        self.looks = 0
+        self.looks = 0  # that began
+        self.seen = 0  # that came to their end
         self.look: Callable[[], None] = lambda: None  # may raise, or take its time
 
     def source(self) -> FakeUdev:
@@ -91,7 +92,9 @@ class FakeUdev:
     def devices(self) -> list[Device]:
         self.looks += 1
         self.look()
-        return list(self.there)
+        there = list(self.there)
+        self.seen += 1
+        return there
 
     def tell(self, *events: DeviceEvent) -> None:
         for event in events:

@@ -149,6 +149,15 @@ def test_a_source_that_fails_for_ever_is_tried_once_a_minute() -> None:
     assert 59 <= len(last_hour) <= 61
 
 
+def test_a_look_that_sees_nothing_is_repeated_soon_though_events_come() -> None:
+    recovery = Recovery(TIMES)
+    recovery.opened(0.0)
+    recovery.looked(0.0, seen=False)
+    assert recovery.wait_s(0.0) == TIMES.look_s
+    recovery.looked(15.0)
+    assert recovery.wait_s(15.0) == TIMES.look_anyway_s
+
+
 def test_a_clock_that_is_set_back_does_not_stop_the_looks() -> None:
     recovery = Recovery(TIMES)
     recovery.failed("unavailable", 1000.0)

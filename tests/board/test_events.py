@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import resource
 import select
 import threading
 import time
@@ -38,7 +39,7 @@ class Board:
 
     def start(self) -> None:
         self.events.start()
-        until(lambda: self.udev.looks)
+        until(lambda: self.udev.seen)
 
     def hears(self, *names: tuple[str, str]) -> None:
         until(lambda: len(self.heard) >= len(names))
@@ -163,12 +164,17 @@ def test_a_look_that_fails_ends_nothing(board: Board) -> None:
         raise OSError("sysfs is not mounted")
 
     board.udev.look = fail
-    board.start()
-    until(lambda: board.events.state.faults)
-    board.udev.look = lambda: None
-    until(lambda: board.events.state.listening)
+    board.events.start()
+    until(lambda: board.events.state.faults > 1)
     board.udev.plug(CAMERA)
     board.hears(("add", "camera"))
+    assert len(board.udev.ends) == 1
+    board.udev.look = lambda: None
+    until(lambda: board.udev.seen)
+    board.udev.there = [NPU]
+    board.udev.overflow()
+    until(lambda: len(board.heard) == 3)
+    assert {(event.action, event.name) for event in board.heard[1:]} == {("remove", "camera"), ("add", "npu")}
 
 
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
@@ -231,7 +237,7 @@ def test_a_driver_that_never_answers_costs_the_looks_and_not_the_events(board: B
         let_go.wait()
 
     board.udev.look = hang
-    board.start()
+    board.events.start()
     until(stuck.is_set)
     try:
         board.ahead_s += 6.0
@@ -245,7 +251,22 @@ def test_a_driver_that_never_answers_costs_the_looks_and_not_the_events(board: B
     until(lambda: len(listeners()) == 1)
     board.udev.look = lambda: None
     board.udev.overflow()
-    until(lambda: board.udev.looks > 1)
+    until(lambda: board.udev.seen > 1)
+
+
+def test_where_no_thread_can_be_had_one_is_started_later(board: Board) -> None:
+    limits = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (3, limits[1]))
+    try:
+        board.events.start()
+        board.events.ensure_alive()
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, limits)
+    assert not board.events.state.listening
+    board.events.ensure_alive()
+    until(lambda: board.events.state.listening)
+    board.udev.plug(CAMERA)
+    board.hears(("add", "camera"))
 
 
 def test_a_thread_that_is_well_is_left_alone(board: Board) -> None:

@@ -72,15 +72,19 @@ class DeviceEvents:
         self._clock = clock
         self._times = times or RecoveryTimes()
         self._stuck_s = stuck_s
+        self._started = False
         self._listener: _Listener | None = None
         self._given_up: threading.Thread | None = None
         self._count = _Count()
 
     def start(self) -> None:
+        """Returns at once. Where no thread can be had now, `ensure_alive` gets one later."""
+        self._started = True
         self._listen(None, None)
 
     def stop(self) -> None:
         """Returns at once; the thread ends by itself."""
+        self._started = False
         if self._listener is not None:
             self._listener.end()
             self._listener = None
@@ -92,8 +96,11 @@ class DeviceEvents:
         behind: a second one would hang at the same place. One that hangs while it looks at the devices is followed by
         one that only listens.
         """
+        if not self._started:
+            return
         old = self._listener
         if old is None:
+            self._listen(None, None)
             return
         ended = not old.is_alive()
         if not ended and self._clock() - old.beat_s <= self._stuck_s:
@@ -101,17 +108,22 @@ class DeviceEvents:
         if self._given_up is not None and self._given_up.is_alive():
             return
         old.end()
-        self._given_up = None if ended else old
-        unseeing = old if old.looking and not ended else None
-        self._count.threads += 1
         log.warning("device events: the thread %s; a new one is started", "ended" if ended else "hangs")
-        self._listen(old.known, unseeing)
+        if self._listen(old.known, old if old.looking and not ended else old.hung):
+            self._given_up = None if ended else old
+            self._count.threads += 1
 
-    def _listen(self, known: dict[str, Device] | None, hung: threading.Thread | None) -> None:
-        self._listener = _Listener(
-            self._source, self._on_event, self._clock, self._times, self._count, known=known, hung=hung
-        )
-        self._listener.start()
+    def _listen(self, known: dict[str, Device] | None, hung: threading.Thread | None) -> bool:
+        try:
+            listener = _Listener(
+                self._source, self._on_event, self._clock, self._times, self._count, known=known, hung=hung
+            )
+            listener.start()
+        except (OSError, RuntimeError) as error:  # no descriptors or no threads left
+            log.warning("device events: no thread can be started", extra={"fields": {"reason": str(error)}})
+            return False
+        self._listener = listener
+        return True
 
     @property
     def state(self) -> EventsState:
@@ -139,6 +151,8 @@ class _Listener(threading.Thread):
     """One thread with its source. `known` are the devices as last reported, None before the first look. `hung` is
     another thread, which hangs in a look: as long as it does, this one does not look."""
 
+    _wake_r = _wake_w = -1
+
     def __init__(
         self,
         source: Callable[[], Source],
@@ -159,7 +173,7 @@ class _Listener(threading.Thread):
         self._on_event = on_event
         self._clock = clock
         self._recovery = Recovery(times)
-        self._hung = hung
+        self.hung = hung
         self._count = count
         self._feed: Feed | None = None
         self._ends = False
@@ -188,12 +202,11 @@ class _Listener(threading.Thread):
                     self._wait(min(1.0, self._recovery.times.retry_s), None)
         finally:
             self._close()
-            # The writing end stays with the object, which `end` may be called on at any time.
-            os.close(self._wake_r)
 
-    def __del__(self) -> None:
-        with contextlib.suppress(OSError):
-            os.close(self._wake_w)
+    def __del__(self) -> None:  # not at the end of the thread: `end` may be called at any time
+        for end in (self._wake_r, self._wake_w):
+            with contextlib.suppress(OSError):
+                os.close(end)
 
     def _turn(self, source: Source) -> None:
         # All that is due before anything is received: what is told counts from the first look on.
@@ -256,16 +269,20 @@ class _Listener(threading.Thread):
             self._hand_on([event])
 
     def _look(self, source: Source) -> None:
-        try:
-            if self._hung is not None and self._hung.is_alive():
-                return
+        seen = None
+        if self.hung is None or not self.hung.is_alive():
             self.looking = True
-            before, self.known = self.known, by_path(source.devices())
-        finally:
-            self.looking = False
-            self._recovery.looked(self._clock())
-        if before is not None:
-            self._hand_on(differences(before, self.known))
+            try:
+                seen = by_path(source.devices())
+            except Exception:  # events may come all the same
+                self._count.faults += 1
+                log.warning("devices cannot be listed", exc_info=True)
+            finally:
+                self.looking = False
+        self._recovery.looked(self._clock(), seen=seen is not None)
+        if seen is not None:
+            before, self.known = self.known, seen
+            self._hand_on(differences(before, seen) if before is not None else ())
 
     def _hand_on(self, events: Iterable[DeviceEvent]) -> None:
         for event in events:
