@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import os
+import select
 import socket
 import threading
 from pathlib import Path
 
 import pytest
 from fake_udev import until
+from fake_udevd import announce
 
 from kernel_trees import write_tree
 from magnitude.board.event_source import Feed, UdevSource, Unavailable
@@ -79,6 +81,29 @@ def test_the_kernels_own_overflow_is_survived() -> None:
     finally:
         let_go.set()
         events.stop()
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="libudev believes root only, so the fake of its daemon has to be root")
+def test_what_udev_announces_is_heard_and_the_rest_wakes_nobody(tmp_path: Path) -> None:
+    feed = UdevSource(run=tmp_path).open(1 << 20)
+    if isinstance(feed, Unavailable):
+        pytest.skip(f"libudev listens to nothing in this container: {feed.reason}")
+    poll = select.poll()
+    poll.register(feed.fileno(), select.POLLIN)
+    announce("add", "/devices/virtual/net/lo", "net")
+    announce("change", "/devices/virtual/mem/null", "mem")
+    assert poll.poll(0) == []
+    announce("offline", "/devices/system/cpu/cpu0", "cpu")
+    assert poll.poll(20_000)
+    assert feed.receive() == DeviceEvent(
+        action="offline",
+        subsystem="cpu",
+        name="cpu0",
+        path="/devices/system/cpu/cpu0",
+        properties={"ONLINE": "0"},
+    )
+    assert feed.receive() is None
+    feed.close()
 
 
 @needs_uevents
