@@ -17,6 +17,7 @@ import psutil
 from magnitude.board.cpu import read_cpu
 from magnitude.board.memory import MemorySnapshot, effective_memory
 from magnitude.board.roots import HostRoots
+from magnitude.board.sim.workload import ModelCost
 from magnitude.config import Settings
 from magnitude.engine.client import EngineLink
 from magnitude.engine.protocol import Heartbeat, PoolUse, Steps, Tokens, ToService
@@ -36,13 +37,16 @@ from magnitude.schedule.kept_memory import KeptMemory
 from magnitude.schedule.loading import ModelLoader, load_deadline_s
 from magnitude.schedule.memory_relief import MemoryRelief
 from magnitude.schedule.model_switch import ModelSwitch, need_of
+from magnitude.schedule.pacing import Pacing
 from magnitude.schedule.plan import ModelPlan
 from magnitude.schedule.plan_facts import facts_of, served_as
 from magnitude.schedule.planning import plan_models, residency_of
+from magnitude.schedule.present_work import PresentWork
 from magnitude.schedule.slot_files import SlotFiles
 from magnitude.schedule.throughput import Throughput
 from magnitude.schedule.victims import victims_of
 from magnitude.schedule.warm_up import warm_up
+from magnitude.simulate.live import SOURCE, LiveBoard, cost_of
 from magnitude.supervise.cgroup_leaf import EngineCgroup
 from magnitude.supervise.engine_process import EngineProcess
 from magnitude.supervise.exit_status import EXIT_ENGINE_BUDGET_SPENT, EXIT_MEMORY
@@ -82,8 +86,10 @@ class Service:
         roots: HostRoots | None = None,
         engine_cgroup: EngineCgroup | None = None,
         kept: KeptMemory | None = None,
+        simulated: LiveBoard | None = None,
     ) -> None:
-        """`kept` has what an earlier service left in memory, and leaves this one's to the next; None: neither."""
+        """`kept` has what an earlier service left in memory, and leaves this one's to the next; None: neither. Heat,
+        clocks and speed are those of a `simulated` board, where there is one."""
         self.settings = settings
         self.stopping = Stopping()
         self._golden = GoldenGate(paths.state)
@@ -168,6 +174,12 @@ class Service:
             engine=self.supervisor,
             restart=lambda reason: self.request_exit(EXIT_MEMORY, reason),
         )
+        self.simulated = simulated
+        self.board_roots = simulated.roots if simulated is not None else roots or HostRoots()
+        self.pace = Pacing(self.dispatcher.next_id)
+        self.dispatcher.pace_state = lambda: self.pace.by_source
+        if simulated is not None:
+            self.dispatcher.simulated_state = simulated.state
         self.memory = MemoryWatch(settings.memory, self.relief, engine=self._engine_figures, roots=roots)
         self.dispatcher.memory_state = self.memory.state
         self.recorder.start()
@@ -213,6 +225,23 @@ class Service:
             engine_restarts=lambda: supervisor.lifecycle.restarts,
         )
         return metrics
+
+    async def simulate(self) -> None:
+        """Let the simulated board live by what the engine does, and slow the engine down as that board would."""
+        assert self.simulated is not None, "asked only where there is one"
+
+        def cost(work: PresentWork) -> ModelCost | None:
+            # At rest the default model stands for the one that will be asked for.
+            name = work.model or next((model.name for model in self.loaded_at_start()), "")
+            plan = self.dispatcher.models_served.by_name.get(name)
+            return cost_of(plan.description, work.past_tokens) if plan is not None else None
+
+        await self.simulated.run(
+            self.dispatcher.present,
+            cost,
+            duty=lambda: self.pace.without(SOURCE),
+            pace=lambda shares: self.pace.set(SOURCE, shares.prefill, shares.decode),
+        )
 
     async def stop(self) -> None:
         """End the engine and give the KV memory back."""
@@ -283,6 +312,7 @@ class Service:
         self.recorder.failures.beat(heartbeat)
 
     def _on_up(self, link: EngineLink) -> None:
+        self.pace.engine_up(link)  # before the first request
         self.dispatcher.engine_up(link)
         plans = {plan.description.name: plan for plan in self.dispatcher.plans()}
         failed = {name: str(plans[name].failure) for name in self._first if plans[name].failure}
@@ -292,6 +322,7 @@ class Service:
         self.recorder.engine_up()
 
     def _on_down(self, loss: EngineLoss) -> None:
+        self.pace.engine_down()
         self.switch.engine_down()
         self.dispatcher.engine_down(loss)
 

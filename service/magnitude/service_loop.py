@@ -15,11 +15,12 @@ from typing import Any
 from magnitude import __version__
 from magnitude.board.oom_score import protect_from_oom
 from magnitude.board.process_memory import read_process, read_storage_bytes
+from magnitude.board.profiles import load_profile
 from magnitude.board.roots import HostRoots
 from magnitude.board.temperature import processor_temp_c
 from magnitude.config import Settings
 from magnitude.config.load import Loaded
-from magnitude.errors import EngineNotReady, MagnitudeError
+from magnitude.errors import ConfigError, EngineNotReady, MagnitudeError
 from magnitude.intake.app import build_app
 from magnitude.intake.live import LiveSettings
 from magnitude.intake.serve import serve
@@ -30,6 +31,7 @@ from magnitude.reload import Reloader
 from magnitude.schedule.dispatcher import Dispatcher
 from magnitude.schedule.kept_memory import KeptMemory
 from magnitude.service import Service
+from magnitude.simulate.live import LiveBoard, SimulateOptions
 from magnitude.supervise.cgroup_leaf import EngineCgroup, enter_leaf
 from magnitude.supervise.exit_status import EXIT_BROKEN, EXIT_ENGINE_BUDGET_SPENT
 from magnitude.supervise.inherited import InheritedFd, take_inherited
@@ -60,26 +62,39 @@ def run_service(
     environ: MutableMapping[str, str] | None = None,
     read: Callable[[], Loaded] | None = None,
     roots: HostRoots | None = None,
+    simulate: SimulateOptions | None = None,
 ) -> int:
     """Serve until SIGTERM or SIGINT, on the board described below `roots`; the exit status. `read` reads the
-    configuration again at a SIGHUP; without it there is no reload. Raises `MagnitudeError` when the service cannot
-    start."""
+    configuration again at a SIGHUP; without it there is no reload. `simulate`: heat, clocks and speed are those of a
+    simulated board. Raises `MagnitudeError` when the service cannot start."""
     environ = os.environ if environ is None else environ
     speak_when_killed()
     notifier = Notifier.from_environ(environ)
     inherited = take_inherited(environ)
     paths = find_paths(environ)
     prepare_state_folder(paths.state)
+    simulated = _simulated_board(simulate, paths.run) if simulate is not None else None
     engine_cgroup = enter_leaf(roots)
     try:
         return asyncio.run(
-            _serve(settings, paths, notifier, inherited, read, engine_cgroup=engine_cgroup, roots=roots)
+            _serve(
+                settings,
+                paths,
+                notifier,
+                inherited,
+                read,
+                engine_cgroup=engine_cgroup,
+                roots=roots,
+                simulated=simulated,
+            )
         )
     except MagnitudeError as error:
         notifier.status(f"failed: {error}")
         raise
     finally:
         notifier.close()
+        if simulated is not None:
+            simulated.close()
 
 
 async def _serve(
@@ -91,16 +106,17 @@ async def _serve(
     *,
     engine_cgroup: EngineCgroup,
     roots: HostRoots | None,
+    simulated: LiveBoard | None,
 ) -> int:
     sockets = open_sockets(settings.server, inherited, run_folder=paths.run)
     protect_from_oom(roots)
     stored = [one for one in inherited if not one.is_socket]
     kept = KeptMemory(notifier, stored, returns=partial(restart_follows, roots=roots) if notifier.active else None)
-    service = Service(settings, paths, roots=roots, engine_cgroup=engine_cgroup, kept=kept)
+    service = Service(settings, paths, roots=roots, engine_cgroup=engine_cgroup, kept=kept, simulated=simulated)
     live, metrics, stopping = LiveSettings(settings), service.metrics(), service.stopping
     app = build_app(service.dispatcher, live, texts=service.texts, metrics=metrics, records=service.recorder.store)
     accepting = asyncio.Event()
-    warmth = TemperatureWatch(partial(processor_temp_c, roots or HostRoots()))
+    warmth = TemperatureWatch(partial(processor_temp_c, service.board_roots))
     teller = Teller(
         notifier, lambda: look_at(service, accepting, warmth.temp_c), on_failed=_gives_up(notifier, stopping)
     )
@@ -110,6 +126,8 @@ async def _serve(
     tasks.essential("supervision", service.supervisor.run())
     tasks.essential("saving conversations", service.dispatcher.conversations.run())
     tasks.essential("watching memory", service.memory.run())
+    if simulated is not None:
+        tasks.essential("simulating the board", service.simulate())
     if notifier.active:
         warmth.start()
         tasks.essential("telling the service manager", teller.run())
@@ -228,6 +246,7 @@ def look_at(service: Service, accepting: asyncio.Event, temp_c: float | None = N
             waiting=health.queue_depth,
             engine="" if up else _engine_in_words(lifecycle, rss_bytes),
             temp_c=temp_c,
+            simulated=service.simulated.profile.name if service.simulated is not None else "",
             memory=service.memory.step_text(),
             # The first reason is the engine's then.
             degraded="; ".join(health.reasons if up else health.reasons[1:]),
@@ -258,6 +277,19 @@ async def _say_farewell(dispatcher: Dispatcher, stopping: Stopping, teller: Tell
     dispatcher.refuse_all(
         EngineNotReady("the service is being stopped", hint="Send the request again once it is back")
     )
+
+
+def _simulated_board(options: SimulateOptions, run_folder: Path) -> LiveBoard:
+    profile = load_profile(options.board)
+    try:
+        simulated = LiveBoard(profile, options, run_folder / "simulated-board")
+    except OSError as error:
+        raise ConfigError(
+            f"the simulated board's files cannot be written below {run_folder}: {error.strerror or error}",
+            hint="Set MAGNITUDE_HOME to a folder that this user may write to",
+        ) from error
+    simulated.announce()
+    return simulated
 
 
 def prepare_state_folder(folder: Path) -> None:

@@ -198,6 +198,22 @@ def test_ps_says_which_step_is_taken_while_memory_is_short(cli: CliRunner, servi
     assert "memory is short: step refuse_long; 900 MB of 1000 MB (90 %, /g) are held" in shown
 
 
+def test_ps_says_that_a_board_is_simulated_and_who_slows_the_engine_down(
+    cli: CliRunner, service: FakeService
+) -> None:
+    assert "SIMULATED" not in cli.invoke(app, ["ps", "--url", f"unix:{service.socket}"]).stdout
+    board = {"board": "pi5-bare", "title": "Raspberry Pi 5", "ambient_c": 25.0, "speed": 1.0, "passed_s": 9.0}
+    heat = {"temp_c": 71.24, "chip_w": 4.0, "board_w": 6.54, "khz": {"policy0": 1500000}, "folder": "/run/x"}
+    shares = {"prefill_share": 0.625, "decode_share": 0.8}
+    service.more_state = {
+        "simulated_board": {**board, **heat, **shares},
+        "pace": {"board": {"prefill": 0.625, "decode": 0.8}},
+    }
+    shown = cli.invoke(app, ["ps", "--url", f"unix:{service.socket}"]).stdout
+    assert "SIMULATED board pi5-bare: 71.2 °C, policy0 1500 MHz, 6.5 W" in shown
+    assert "paced by board: prompts 62%, answers 80% of the time" in shown
+
+
 def test_ps_has_a_failing_status_when_the_service_is_not_ready(cli: CliRunner, service: FakeService) -> None:
     service.ready = False
     assert cli.invoke(app, ["ps", "--url", f"unix:{service.socket}"]).exit_code == 1

@@ -11,7 +11,17 @@ from kernel_trees import write_tree
 from magnitude.board import HostRoots
 from magnitude.config import EngineSettings, ServerSettings, Settings
 from magnitude.doctor import DoctorContext, Finding, exit_status, run_checks
-from magnitude.doctor.checks import clock, configuration, cores, cpu_features, memory, onnx_runtime, service, storage
+from magnitude.doctor.checks import (
+    clock,
+    configuration,
+    cores,
+    cpu_features,
+    kernel_options,
+    memory,
+    onnx_runtime,
+    service,
+    storage,
+)
 from magnitude.doctor.running import find_checks
 from magnitude.errors import ConfigError
 from magnitude.paths import find_paths
@@ -129,9 +139,26 @@ def test_a_group_limit_is_named_with_its_place(tmp_path: Path) -> None:
 
 def test_what_the_kernel_does_not_offer_is_told_with_the_boot_option(tmp_path: Path) -> None:
     tree = {**meminfo(3000), "proc/self/cgroup": "0::/", f"{G}/cgroup.controllers": "cpuset cpu io pids"}
-    detail = memory.check(context(tmp_path, tree)).detail
-    assert "cgroup_enable=memory" in detail
-    assert "psi=1" in detail
+    finding = kernel_options.check(context(tmp_path, tree))
+    assert finding.level == "notice"
+    assert "cgroup_enable=memory" in finding.advice
+    assert "psi=1" in finding.advice
+
+
+def test_a_kernel_with_everything_switched_on_is_fine(tmp_path: Path) -> None:
+    stall = "some avg10=0.00 avg60=0.00 avg300=0.00 total=0\nfull avg10=0.00 avg60=0.00 avg300=0.00 total=0"
+    tree = {
+        **meminfo(3000),
+        "proc/self/cgroup": "0::/",
+        f"{G}/cgroup.controllers": "cpu memory pids",
+        "proc/pressure/memory": stall,
+    }
+    finding = kernel_options.check(context(tmp_path, tree))
+    assert finding.level == "ok", finding
+    (tmp_path / "proc/pressure/memory").unlink()
+    (tmp_path / "proc/pressure/memory").symlink_to("/proc/self/mem")  # opens, and fails to be read
+    finding = kernel_options.check(context(tmp_path))
+    assert (finding.level, "cgroup_enable" in finding.advice) == ("notice", False)
 
 
 def test_unknown_memory_is_not_called_too_little(tmp_path: Path) -> None:

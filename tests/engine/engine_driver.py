@@ -24,6 +24,7 @@ from magnitude.engine.protocol import (
     Loaded,
     LoadModel,
     Message,
+    Pace,
     SamplerSettings,
     Shutdown,
     Stats,
@@ -175,6 +176,7 @@ class EngineDriver:
         try:
             for target in range(1, self._next_id + 1):
                 self.send(CancelRequest(target=target))
+            self.send(Pace(request_id=0, prefill=1.0, decode=1.0))
             probe = self.start([1], max_new_tokens=1)
             ids, _ = self.collect(probe)
             stats = self.stats()

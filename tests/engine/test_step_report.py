@@ -28,3 +28,16 @@ def test_while_work_goes_on_it_is_said_now_and_then():
     report.add("m", "decode", 1, 1, run_s=0.1, now_s=10.0)
     assert report.due(10.0 + PERIOD_S / 2, idle=False) is None
     assert report.due(10.0 + PERIOD_S, idle=False) is not None
+
+
+def test_pauses_are_told_once_and_are_in_no_runs_time():
+    report = StepReport()
+    report.add("m", "decode", 1, 1, run_s=0.1, now_s=10.0)
+    report.paused(0.25)
+    report.paused(0.25)
+    first = report.due(11.0, idle=False)
+    report.add("m", "decode", 1, 1, run_s=0.1, now_s=11.0)
+    second = report.due(12.0, idle=False)
+    assert first is not None and second is not None
+    assert (first.paused_s, first.groups[0].total_s) == (0.5, 0.1)
+    assert second.paused_s == 0.0

@@ -1,6 +1,6 @@
-from magnitude.engine.protocol import StepGroup, Steps
+from magnitude.engine.protocol import StepGroup, StepKind, Steps
 from magnitude.feedback.metrics import Metrics
-from magnitude.feedback.run_series import MAX_SHAPES, RunSeries
+from magnitude.feedback.run_series import MAX_SHAPES, RunSeries, RunTimes
 
 
 def report(*, rows: int = 1, runs: int = 10, total_s: float = 0.1, model: str = "m") -> Steps:
@@ -35,3 +35,12 @@ def test_prometheus_reads_them_by_shape() -> None:
     text = metrics.render().decode()
     assert 'magnitude_engine_runs_total{kind="decode",model="m",rows="4",tokens="1"} 10.0' in text
     assert 'magnitude_engine_run_seconds{figure="mean",kind="decode",model="m",rows="4",tokens="1"} 0.02' in text
+
+
+def test_times_are_told_by_phase_and_apart_from_pauses() -> None:
+    series = RunSeries()
+    kinds: tuple[StepKind, ...] = ("decode", "verify", "prefill", "encode")
+    for total_s, kind in enumerate(kinds, start=1):
+        group = StepGroup(model="m", kind=kind, rows=1, tokens=1, runs=1, total_s=total_s, max_s=total_s)
+        series.add(Steps(groups=[group], paused_s=0.5))
+    assert series.times == RunTimes(decode_s=3.0, prefill_s=7.0, paused_s=2.0)

@@ -111,6 +111,14 @@ def test_open_requests_without_a_step_are_a_hang_even_outside_a_graph_run() -> N
     assert acts(engine.apply(Beat(5, 0.0, open_requests=1), 62.0)) == [Kill]
 
 
+def test_a_pause_that_the_pace_asks_for_is_no_hang() -> None:
+    engine = up()
+    for second in range(1, 3600):
+        assert engine.apply(Beat(5, 0.0, open_requests=1, paused=True), float(second)) == []
+    assert engine.apply(Beat(5, 0.0, open_requests=1), 3659.0) == []
+    assert acts(engine.apply(Beat(5, 0.0, open_requests=1), 3661.0)) == [Kill]
+
+
 def test_steps_are_progress_however_long_a_request_is_open() -> None:
     engine = up()
     for second in range(1, 3600):

@@ -71,3 +71,9 @@ def test_the_rate_is_never_negative_nor_infinite(looks: list[tuple[float, int]])
         now_s, tokens = now_s + after_s, tokens + more
         found = rate.of(tokens, now_s)
         assert found is None or 0 < found < float("inf")
+
+
+def test_a_simulated_board_is_said_before_its_temperature() -> None:
+    facts = StatusFacts(model="tiny-chat", simulated="pi5-bare", temp_c=71.6)
+    assert status_line(facts) == "tiny-chat: idle; SIMULATED board pi5-bare; 72 °C"
+    assert "SIMULATED" in status_line(StatusFacts(model="tiny-chat", simulated="pi5-bare", started=False))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import signal
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -17,6 +18,12 @@ from tokenizers.models import WordPiece
 from tokenizers.normalizers import BertNormalizer
 from tokenizers.pre_tokenizers import BertPreTokenizer
 from tokenizers.processors import BertProcessing
+
+
+@pytest.fixture(scope="session", autouse=True)
+def hang_up_is_not_ignored() -> None:
+    """A service started by `nohup` ignores SIGHUP, and so would all that a test run under `nohup` starts."""
+    signal.signal(signal.SIGHUP, signal.SIG_DFL)
 
 
 @pytest.fixture(scope="session")

@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 from units_tree import SHIPPED, placed, planned
 
+from magnitude.board.cap_record import RECORD_NAME
 from magnitude.config import ServerSettings
 from magnitude.config.address import parse_listen
 from magnitude.paths import find_paths
@@ -98,6 +99,14 @@ def test_the_configuration_is_checked_before_the_service_hears_of_it() -> None:
     emptied, check = directives(SHIPPED["magnitude.service.d/253-notify-reload.conf"])["ExecReload"]
     assert emptied == ""
     assert check.endswith("magnitude config check")
+
+
+def test_clock_limits_are_put_back_after_every_end_by_the_services_own_permissions() -> None:
+    (restore,) = (command for command in SERVICE["ExecStopPost"] if "restore-clocks" in command)
+    assert restore.startswith("-/")
+    assert f"/{RECORD_NAME}" in restore
+    # Between a crash and the next start the note is kept.
+    assert SERVICE["RuntimeDirectoryPreserve"] == ["restart"]
 
 
 def test_the_journal_is_capped_on_an_image_only() -> None:

@@ -7,7 +7,7 @@ does. The simulator runs on the same figures.
 
 from __future__ import annotations
 
-from typing import Annotated
+from typing import Annotated, Literal
 
 import msgspec
 from msgspec import Meta
@@ -28,7 +28,8 @@ class Opp(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True)
 class ClusterProfile(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """CPUs that share a clock. `watts_per_ghz_v2` is what one busy core takes per GHz and square volt;
     `macs_per_cycle` what it computes in a product of matrices with 4-bit weights; `bytes_per_cycle` what it can
-    ask of memory alone."""
+    ask of memory alone. `hidden_compute` is the share of its computing that runs while weights arrive from memory (0:
+    a core that executes in order and waits)."""
 
     name: str
     cpus: tuple[int, ...]
@@ -37,6 +38,7 @@ class ClusterProfile(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     watts_per_ghz_v2: Positive
     macs_per_cycle: Positive
     bytes_per_cycle: Positive
+    hidden_compute: Annotated[float, Meta(ge=0, le=1)] = 0.8
 
 
 class ZoneProfile(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -47,9 +49,11 @@ class ZoneProfile(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
 
 
 class MemoryProfile(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Bytes a second that so many threads of the fastest cluster read together, at its highest clock."""
+    """Bytes a second that so many threads of the fastest cluster read together, at its highest clock. Decoding
+    reaches `weights_share` of it."""
 
-    read_gb_s: dict[int, Positive]
+    read_gb_s: Annotated[dict[int, Positive], Meta(min_length=1)]
+    weights_share: Annotated[float, Meta(gt=0, le=1)] = 0.9
     watts_per_gb_s: NotNegative
 
 
@@ -84,10 +88,12 @@ class FanStep(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
 
 class Trips(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Where the firmware or the kernel acts by itself: clocks fall step by step from `soft_c`, everything is
-    limited at `hard_c`."""
+    limited at `hard_c`. `by` says whose way of throttling the board has: the Raspberry Pi's firmware, or the
+    kernel's step-wise cooling."""
 
     soft_c: float
     hard_c: float
+    by: Literal["firmware", "kernel"] = "firmware"
 
 
 class GovernorProfile(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -102,7 +108,8 @@ class GovernorProfile(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_
 
 class BoardProfile(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """One board. `compatible` are the device tree's names that mean it (empty: chosen by name only). `decode_threads`
-    and `prefill_threads` are what those phases run best with, before anything is measured."""
+    and `prefill_threads` are what those phases run best with, before anything is measured. `clock_governor` is the
+    kernel's own, as the board's usual system starts it."""
 
     name: str
     title: str
@@ -118,3 +125,4 @@ class BoardProfile(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     governor: GovernorProfile
     prefill_threads: Annotated[int, Meta(ge=1)]
     decode_threads: Annotated[int, Meta(ge=1)]
+    clock_governor: str = "ondemand"

@@ -34,6 +34,7 @@ ORDER = (
     "rm",
     "budget",
     "bench",
+    "simulate",
     "doctor",
     "records",
     "failures",
@@ -41,6 +42,7 @@ ORDER = (
     "support",
     "config",
     "install-units",
+    "restore-clocks",
     "wait",
 )
 

@@ -11,6 +11,7 @@ import typer
 from magnitude.cli.options import ConfigOption, JsonOption, KeyOption, UrlOption, reach_service
 
 if TYPE_CHECKING:
+    from magnitude.board.sim.told import SimulatedState
     from magnitude.feedback.records import TaskFigures
     from magnitude.schedule.figures import ModelFigures
     from magnitude.schedule.inference import ModelState, ServiceState
@@ -66,6 +67,12 @@ def show(state: ServiceState, where: str) -> None:
     if (recovery := state.engine_last_recovery) is not None:
         console.print(recovery_line(recovery, state.engine_last_loss), markup=False)
     console.print(f"memory: engine {size(state.engine_rss_bytes)}, service {size(state.service_rss_bytes)}")
+    if (board := state.simulated_board) is not None:
+        console.print(simulated_line(board), style="bold yellow", markup=False)
+    for source, shares in state.pace.items():
+        console.print(
+            f"paced by {source}: prompts {shares.prefill:.0%}, answers {shares.decode:.0%} of the time", markup=False
+        )
     if state.memory.step != "normal":
         console.print(f"memory is short: step {state.memory.step}; {state.memory.reason}", style="red", markup=False)
     table = Table(box=None, pad_edge=False, header_style="bold")
@@ -100,6 +107,15 @@ def show(state: ServiceState, where: str) -> None:
             f"P95 {figures.run_p95_s:.3f} s{_extras(figures)}",
             markup=False,
         )
+
+
+def simulated_line(board: SimulatedState) -> str:
+    """What is not measured but computed."""
+    clocks = ", ".join(f"{policy} {khz / 1000:.0f} MHz" for policy, khz in board.khz.items())
+    return (
+        f"SIMULATED board {board.board}: {board.temp_c:.1f} °C, {clocks}, {board.board_w:.1f} W "
+        "(computed, nothing of it measured)"
+    )
 
 
 def recovery_line(recovery: Recovery, reason: str) -> str:

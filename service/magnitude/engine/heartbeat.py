@@ -26,6 +26,7 @@ def start_heartbeat(link: Link, progress: Progress, stop: threading.Event, perio
                         busy_s=progress.busy_s(),
                         rss_bytes=read_memory().rss_bytes,
                         run_pool=progress.run_pool,
+                        paused=progress.paused,
                     )
                 )
             except ServiceGone:

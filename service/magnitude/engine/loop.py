@@ -37,6 +37,7 @@ from magnitude.engine.protocol import (
     Measure,
     Measured,
     Message,
+    Pace,
     PoolUse,
     Shutdown,
     Stats,
@@ -131,6 +132,7 @@ class EngineLoop:
         """Serve until `Shutdown`. Raises `ServiceGone` when nobody is there to be answered."""
         while not self._leave:
             self._take_events()
+            self._pause()  # what ran before the engine was idle may not be made up for yet
             if len(self._work) and not self._leave:
                 self._turn()
         for model in self._models.values():
@@ -143,11 +145,31 @@ class EngineLoop:
             if not len(self._work):
                 break  # waiting for events comes after the report
             self._take_events()
+            self._pause()
             if self._leave:
                 return
-        now_s = self._clock()
-        if report := self._work.report.due(now_s, idle=not len(self._work)):
+        self._report()
+
+    def _report(self) -> None:
+        if report := self._work.report.due(self._clock(), idle=not len(self._work)):
             self._send(report)
+
+    def _pause(self) -> None:
+        """Start no run before the pace allows one. Events are taken as they come; any of them may end the pause."""
+        pacer = self._work.pacer
+        if pacer.neutral:
+            return
+        while not self._leave and len(self._work) and (left_s := pacer.pause_s(started_s := self._clock())):
+            self._report()
+            self._progress.paused = True
+            try:
+                event = self._events.get(timeout=left_s)
+            except queue.Empty:
+                continue
+            finally:
+                self._progress.paused = False
+                self._work.report.paused(self._clock() - started_s)
+            self._handle(event)
 
     def _take_events(self) -> None:
         """Handle what has arrived; wait for something when there is nothing to compute."""
@@ -232,6 +254,8 @@ class EngineLoop:
                     self._send(self._stats(message.request_id))
                 case Trim():
                     self._trim()
+                case Pace():
+                    self._work.pacer.set_shares(prefill=message.prefill, decode=message.decode, now_s=self._clock())
                 case Drain():
                     self._closed = True
                     self._draining.append(message.request_id)

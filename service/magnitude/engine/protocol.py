@@ -17,7 +17,7 @@ import msgspec
 from magnitude.engine.kv_layout import KvLayout
 from magnitude.models.description import ModelDescription
 
-PROTOCOL_VERSION = 2
+PROTOCOL_VERSION = 3
 MAX_FRAME_BYTES = 256 * 1024 * 1024  # largest tensor message; a longer length word means a broken stream
 
 FinishReason = Literal["stop", "length", "cancelled", "error"]
@@ -219,6 +219,16 @@ class Trim(Message, frozen=True, kw_only=True, tag="trim"):
     request_id: int
 
 
+class Pace(Message, frozen=True, kw_only=True, tag="pace"):
+    """Compute for a share of the time only: after a run the engine pauses until the shares, above 0 and at most 1,
+    are kept. `decode` goes for decode steps and verifications, `prefill` for all other runs. It holds until the next
+    one; a new engine computes all the time. There is no answer."""
+
+    request_id: int
+    prefill: float
+    decode: float
+
+
 class Drain(Message, frozen=True, kw_only=True, tag="drain"):
     """Finish what is open, take nothing new; answered by `Drained`."""
 
@@ -323,9 +333,11 @@ class StepGroup(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Steps(Message, frozen=True, kw_only=True, tag="steps"):
-    """What the runs of the last moments took; sent about twice a second while there are any."""
+    """What the runs of the last moments took; sent about twice a second while there are any. Pauses between them
+    are in no run's time; `paused_s` is what they add up to."""
 
     groups: list[StepGroup]
+    paused_s: float = 0.0
 
 
 class Measured(Message, frozen=True, kw_only=True, tag="measured"):
@@ -395,13 +407,15 @@ class Drained(Message, frozen=True, kw_only=True, tag="drained"):
 
 class Heartbeat(Message, frozen=True, kw_only=True, tag="heartbeat"):
     """Sent twice a second by a thread of its own. `steps` counts finished graph runs: *that* is progress; the
-    message itself only says that the process breathes. `busy_s` is the age of the run under way (0: idle)."""
+    message itself only says that the process breathes. `busy_s` is the age of the run under way (0: idle). `paused`:
+    no run is under way because the pace does not allow one yet."""
 
     steps: int
     open_requests: int
     busy_s: float
     rss_bytes: int
     run_pool: PoolUse = PoolUse()
+    paused: bool = False
 
 
 ToEngine = (
@@ -418,6 +432,7 @@ ToEngine = (
     | Measure
     | GetStats
     | Trim
+    | Pace
     | Drain
     | Shutdown
 )

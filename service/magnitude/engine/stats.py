@@ -65,6 +65,7 @@ class Progress:
         self.steps = 0
         self.open_requests = 0
         self.run_pool = PoolUse()
+        self.paused = False  # between two runs, because the pace does not allow one yet
 
     def run_begins(self) -> None:
         self._run_started_s = self._clock()

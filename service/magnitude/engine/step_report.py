@@ -17,6 +17,7 @@ class StepReport:
     def __init__(self) -> None:
         self._groups: dict[tuple[str, StepKind, int, int], tuple[int, float, float]] = {}
         self._since_s = 0.0
+        self._paused_s = 0.0
 
     def add(self, model: str, kind: StepKind, rows: int, tokens: int, *, run_s: float, now_s: float) -> None:
         if not self._groups:
@@ -26,6 +27,10 @@ class StepReport:
         runs, total_s, max_s = self._groups.get(key, (0, 0.0, 0.0))
         self._groups[key] = (runs + 1, total_s + run_s, max(max_s, run_s))
 
+    def paused(self, paused_s: float) -> None:
+        """No run was made for so long because the pace did not allow one."""
+        self._paused_s += paused_s
+
     def due(self, now_s: float, *, idle: bool) -> Steps | None:
         """The report since the last one, when it is old enough or nothing more will come."""
         if not self._groups or not (idle or now_s - self._since_s >= PERIOD_S):
@@ -34,5 +39,6 @@ class StepReport:
             StepGroup(model=model, kind=kind, rows=rows, tokens=tokens, runs=runs, total_s=total_s, max_s=max_s)
             for (model, kind, rows, tokens), (runs, total_s, max_s) in self._groups.items()
         ]
+        paused_s, self._paused_s = self._paused_s, 0.0
         self._groups.clear()
-        return Steps(groups=groups)
+        return Steps(groups=groups, paused_s=paused_s)

@@ -3,7 +3,7 @@
 A turn is a sequence of graph runs in which everything open gets its share: one decode step of each model's batch,
 verifications of what its members drafted, one piece of a prompt, one run of an encoder or of plain tensors. Running
 answers wait no longer than `max_inter_token_ms` for their next token, as far as that is in the choice of the prompt's
-piece and of drafts.
+piece and of drafts. Pauses that the pace asks for after runs count into that.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ from functools import partial
 from magnitude.engine.batch import Outcome, Ran, RunningBatch
 from magnitude.engine.generation import Generation
 from magnitude.engine.loaded import LoadedModel, RunJob
+from magnitude.engine.pace import Pacer, Phase, phase_of
 from magnitude.engine.protocol import Message
 from magnitude.engine.step_report import StepReport
 
@@ -32,6 +33,7 @@ class Work:
 
     def __init__(self, models: dict[str, LoadedModel], clock: Callable[[], float] = time.monotonic) -> None:
         self.report = StepReport()
+        self.pacer = Pacer()
         self._models = models
         self._jobs: deque[RunJob] = deque()
         self._clock = clock
@@ -90,7 +92,7 @@ class Work:
 
     def _verify(self, name: str, batch: RunningBatch) -> Results:
         """Verify the next draft; nothing when there is none."""
-        step = batch.verify_step(self._limit_s() if batch.decoding > 1 else None)
+        step = batch.verify_step(self._limit_s("decode") if batch.decoding > 1 else None)
         if step is None:
             return []
         ran, outcomes = step
@@ -98,21 +100,30 @@ class Work:
         return self._results(name, ran, outcomes)
 
     def _prefill(self, name: str, batch: RunningBatch) -> Results:
-        ran, outcomes = batch.prefill_step(self._limit_s())
+        ran, outcomes = batch.prefill_step(self._limit_s("prefill"))
         return self._results(name, ran, outcomes)
 
     def _results(self, name: str, ran: Ran, outcomes: list[Outcome]) -> Results:
-        self.report.add(name, ran.kind, ran.rows, ran.tokens, run_s=ran.run_s, now_s=self._clock())
+        self._ran(name, ran)
         return [(member.request_id, result) for member, result in outcomes]
 
-    def _limit_s(self) -> float | None:
-        """How long another run of this turn may take; None while no answer waits for its next token."""
+    def _ran(self, model: str, ran: Ran) -> None:
+        now_s = self._clock()
+        self.report.add(model, ran.kind, ran.rows, ran.tokens, run_s=ran.run_s, now_s=now_s)
+        self.pacer.ran(phase_of(ran.kind), ran.run_s, now_s)
+
+    def _limit_s(self, phase: Phase) -> float | None:
+        """How long another run of this turn may take; None while no answer waits for its next token and the pace
+        does not matter."""
+        longest_s = self.pacer.longest_run_s(phase)
         waiting = [(name, batch) for name, batch in self._batches().items() if batch.decoding]
         if not waiting:
-            return None
+            return longest_s
         limit_s = min(self._models[name].max_inter_token_s for name, _ in waiting)
         steps_s = sum(batch.costs.decode_s(batch.decoding) for _, batch in waiting)
-        return max(0.0, limit_s - steps_s - self._verified_s)
+        left_s = max(0.0, limit_s - (steps_s + self._verified_s) / self.pacer.share("decode"))
+        left_s *= self.pacer.share(phase)
+        return left_s if longest_s is None else min(left_s, longest_s)
 
     def _batches(self) -> dict[str, RunningBatch]:
         return {name: model.batch for name, model in self._models.items() if model.batch is not None}
@@ -127,8 +138,7 @@ class Work:
         except Exception as error:
             job.finished = True
             result = error
-        now_s = self._clock()
-        self.report.add(job.model, job.kind, 1, 1, run_s=now_s - started_s, now_s=now_s)
+        self._ran(job.model, Ran(job.kind, 1, 1, self._clock() - started_s))
         if not job.finished:
             self._jobs.append(job)
         return [(job.request_id, result)]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import msgspec
 
+from magnitude.engine.pace import phase_of
 from magnitude.engine.protocol import StepKind, Steps
 from magnitude.feedback.running import RunningFigures
 
@@ -24,14 +25,30 @@ class RunFigures(msgspec.Struct, frozen=True, kw_only=True):
     p95_s: float
 
 
+class RunTimes(msgspec.Struct, frozen=True, kw_only=True):
+    """Where the time of all engines went since the service was started: runs of prompts, texts and tensors, runs of
+    answers, and pauses between runs while there was work."""
+
+    prefill_s: float = 0.0
+    decode_s: float = 0.0
+    paused_s: float = 0.0
+
+
 class RunSeries:
     """Collects the engine's reports. The P95 is over reports, each half a second of runs."""
 
     def __init__(self) -> None:
+        self.times = RunTimes()
         self._series: dict[tuple[str, StepKind, int, int], RunningFigures] = {}
         self._runs: dict[tuple[str, StepKind, int, int], int] = {}
 
     def add(self, steps: Steps) -> None:
+        spent = {"prefill": self.times.prefill_s, "decode": self.times.decode_s}
+        for group in steps.groups:
+            spent[phase_of(group.kind)] += group.total_s
+        self.times = RunTimes(
+            prefill_s=spent["prefill"], decode_s=spent["decode"], paused_s=self.times.paused_s + steps.paused_s
+        )
         for group in steps.groups:
             key = (group.model, group.kind, group.rows, group.tokens)
             if key not in self._series and len(self._series) >= MAX_SHAPES:

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
+from magnitude.board.sim.told import SimulatedState
 from magnitude.config.kv import KvSettings
 from magnitude.config.schedule import ScheduleSettings
 from magnitude.engine.client import EngineLink
@@ -59,8 +60,10 @@ from magnitude.schedule.kept_memory import KeptMemory
 from magnitude.schedule.long_prompts import LongPrompts
 from magnitude.schedule.open_generation import OpenGeneration
 from magnitude.schedule.open_tasks import OpenTask
+from magnitude.schedule.pacing import Shares
 from magnitude.schedule.plan import ModelPlan
 from magnitude.schedule.presence import Presence
+from magnitude.schedule.present_work import PresentWork, present_work
 from magnitude.schedule.refusals import Refusals
 from magnitude.schedule.replacement import replace_engine
 from magnitude.schedule.report import EngineView, figures_of, health_of, state_of
@@ -142,7 +145,10 @@ class Dispatcher:
         self._clock = clock
         self._started_s = clock()
         self._ids = itertools.count(1)
-        self.memory_state: Callable[[], MemoryState] = MemoryState  # as others see it
+        # As others see them.
+        self.memory_state: Callable[[], MemoryState] = MemoryState
+        self.pace_state: Callable[[], Mapping[str, Shares]] = dict
+        self.simulated_state: Callable[[], SimulatedState | None] = lambda: None
         self._compute_slots: dict[str, int] = {}
         self.long_prompts = LongPrompts()
         self._suspicion = Suspicion(clock)
@@ -394,11 +400,17 @@ class Dispatcher:
             self.figures(),
             residency=residency,
             memory=self.memory_state(),
+            pace=self.pace_state(),
+            simulated_board=self.simulated_state(),
         )
 
     def figures(self) -> ScheduleFigures:
         pools = self._admission.figures(self._clock())
         return figures_of(pools, self.models_served, self.conversations, self._execution.preemptions)
+
+    def present(self) -> PresentWork:
+        """What the engine is at."""
+        return present_work(self._open.values())
 
     # --- figures for metrics ---
 

@@ -10,6 +10,7 @@ from typing import Literal, Protocol
 
 import msgspec
 
+from magnitude.board.sim.told import SimulatedState
 from magnitude.engine.protocol import (
     FinishReason,
     GrammarSpec,
@@ -20,10 +21,11 @@ from magnitude.engine.protocol import (
     TokenLogprob,
 )
 from magnitude.feedback.records import TaskFigures
-from magnitude.feedback.run_series import RunFigures
+from magnitude.feedback.run_series import RunFigures, RunTimes
 from magnitude.governor.memory_state import MemoryState
 from magnitude.models.description import ModelDescription
 from magnitude.schedule.figures import ScheduleFigures
+from magnitude.schedule.pacing import Shares
 from magnitude.supervise.recovery import Recovery
 
 Priority = Literal["interactive", "normal", "background"]
@@ -188,7 +190,10 @@ class ServiceState(msgspec.Struct, frozen=True, kw_only=True):
     spare_engine_pid: int | None = None
     spare_engine_ready: bool = False
     runs: list[RunFigures] = []  # what graph runs take, by shape
+    run_times: RunTimes = RunTimes()
     memory: MemoryState = MemoryState()
+    pace: dict[str, Shares] = {}  # who lets the engine compute for a share of the time only; empty: nobody
+    simulated_board: SimulatedState | None = None  # None: the board is real
 
 
 class Recycled(msgspec.Struct, frozen=True, kw_only=True):

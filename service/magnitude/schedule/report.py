@@ -8,11 +8,13 @@ from typing import TYPE_CHECKING, Protocol
 import psutil
 
 from magnitude import __version__
+from magnitude.board.sim.told import SimulatedState
 from magnitude.engine.protocol import Heartbeat
 from magnitude.feedback.records import Feedback
 from magnitude.governor.memory_state import MemoryState
 from magnitude.schedule.figures import ModelFigures, ScheduleFigures
 from magnitude.schedule.inference import ModelState, ServiceHealth, ServiceState
+from magnitude.schedule.pacing import Shares
 from magnitude.schedule.plan import ModelPlan
 from magnitude.schedule.pool import PoolFigures
 from magnitude.schedule.residency import State
@@ -104,6 +106,8 @@ def state_of(
     *,
     residency: Mapping[str, State],
     memory: MemoryState = NO_MEMORY,
+    pace: Mapping[str, Shares] | None = None,
+    simulated_board: SimulatedState | None = None,
 ) -> ServiceState:
     heartbeat = engine.heartbeat
     return ServiceState(
@@ -124,7 +128,10 @@ def state_of(
         figures=feedback.figures(),
         schedule=schedule,
         runs=feedback.runs.figures(),
+        run_times=feedback.runs.times,
         memory=memory,
+        pace=dict(pace or {}),
+        simulated_board=simulated_board,
     )
 
 

@@ -90,11 +90,13 @@ class LoadFailed(msgspec.Struct, frozen=True):
 
 
 class Beat(msgspec.Struct, frozen=True):
-    """A heartbeat: `steps` graph runs are done, `busy_s` is the age of the one under way (by the engine's clock)."""
+    """A heartbeat: `steps` graph runs are done, `busy_s` is the age of the one under way (by the engine's clock).
+    `paused`: none is, because the engine was told to compute for a share of the time only."""
 
     steps: int
     busy_s: float
     open_requests: int = 0
+    paused: bool = False
 
 
 class Exited(msgspec.Struct, frozen=True):
@@ -300,7 +302,8 @@ class EngineLifecycle:
 
     def _beat(self, beat: Beat, now_s: float) -> list[Effect]:
         self._last_beat_s = now_s
-        if beat.steps != self._steps or not beat.open_requests:
+        # A pause ends by itself (`engine.pace.MAX_PAUSE_S`), so it can hide no hang for longer than that.
+        if beat.steps != self._steps or not beat.open_requests or beat.paused:
             self._steps = beat.steps
             self._progress_s = now_s
         if self.phase is not Phase.UP:

@@ -19,7 +19,8 @@ class StatusFacts(msgspec.Struct, frozen=True, kw_only=True):
 
     `engine`: what the engine does while it does not serve; before the first time that it does, `started` is false.
     `tokens_per_s`: what all answers together got lately. `memory`: the step of the memory ladder that is taken.
-    `degraded`: what is not as it should be. `note`: what else the reader must know, such as a reload that failed.
+    `simulated`: the board that is simulated in place of this one. `degraded`: what is not as it should be. `note`:
+    what else the reader must know, such as a reload that failed.
     """
 
     model: str
@@ -30,6 +31,7 @@ class StatusFacts(msgspec.Struct, frozen=True, kw_only=True):
     running: int = 0
     waiting: int = 0
     temp_c: float | None = None
+    simulated: str = ""
     memory: str = ""
     degraded: str = ""
     note: str = ""
@@ -42,7 +44,15 @@ def status_line(facts: StatusFacts) -> str:
         model += f" and {facts.further_models} more"
     degraded = _cut("degraded: ", facts.degraded)
     if not facts.started:
-        return _join([_cut("starting: ", facts.engine or "opening the sockets"), model, degraded, facts.note])
+        return _join(
+            [
+                _cut("starting: ", facts.engine or "opening the sockets"),
+                model,
+                _simulated(facts.simulated),
+                degraded,
+                facts.note,
+            ]
+        )
     work = f"{facts.running} running" if facts.running else "idle"
     if facts.engine:
         work = _cut("", facts.engine)
@@ -51,7 +61,8 @@ def status_line(facts: StatusFacts) -> str:
     rate = f"{_rounded(facts.tokens_per_s)} tokens/s" if facts.tokens_per_s else ""
     temperature = f"{facts.temp_c:.0f} °C" if facts.temp_c is not None else ""
     memory = f"memory: {facts.memory}" if facts.memory else ""
-    return _join([f"{model}: {work}", rate, temperature, memory, degraded, facts.note])
+    simulated = _simulated(facts.simulated)
+    return _join([f"{model}: {work}", rate, simulated, temperature, memory, degraded, facts.note])
 
 
 def due(sent: str, sent_s: float | None, line: str, now_s: float) -> bool:
@@ -85,6 +96,10 @@ class TokenRate:
 def _join(parts: list[str]) -> str:
     text = "; ".join(part for part in parts if part)
     return "".join(character if character.isprintable() else " " for character in text)
+
+
+def _simulated(board: str) -> str:
+    return f"SIMULATED board {board}" if board else ""
 
 
 def _cut(label: str, reason: str) -> str:

@@ -176,7 +176,7 @@ class EngineSupervisor:
                 self._greeted(message)
             case Heartbeat():
                 self._on_beat(message)
-                self._feed(Beat(message.steps, message.busy_s, message.open_requests))
+                self._feed(Beat(message.steps, message.busy_s, message.open_requests, message.paused))
             case _:
                 if self.lifecycle.phase is Phase.UP:
                     engine.productive = True

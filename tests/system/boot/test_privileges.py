@@ -3,19 +3,17 @@
 from __future__ import annotations
 
 import json
-import os
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 from booted_board import SERVICE, STATE, Board
+from cpu_files import CPUS, LIMIT, bound, close_to_all_but_root, show_cpus, write_cpus
 from nspawn import until
 
 pytestmark = pytest.mark.system
 
-CPUS = "/sys/devices/system/cpu"
-LIMIT = "cpufreq/policy0/scaling_max_freq"
 # Runs after the service in the very same sandbox, and notes what worked.
 PROBE = f"""
 import ctypes, json, os, pathlib
@@ -50,29 +48,15 @@ write("{STATE}/probe.json", json.dumps(found))
 
 @pytest.fixture(scope="module")
 def sysfs(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The host's CPUs, which programs read, with a frequency policy that a guest does not have."""
-    folder = tmp_path_factory.mktemp("cpu")
-    folder.chmod(0o755)
-    for name in ("online", "possible", "present"):
-        (folder / name).write_text(Path(CPUS, name).read_text())
-    for policy in ("policy0", "policy4"):
-        (folder / "cpufreq" / policy).mkdir(parents=True)
-        for name in ("scaling_max_freq", "scaling_min_freq", "cpuinfo_max_freq"):
-            (folder / "cpufreq" / policy / name).write_text("2400000\n")
-            (folder / "cpufreq" / policy / name).chmod(0o644)
-    for number in range(os.cpu_count() or 1):
-        (folder / f"cpu{number}").mkdir()
-        (folder / f"cpu{number}/online").write_text("1\n")
-    return folder
+    return write_cpus(tmp_path_factory.mktemp("cpu"))
 
 
 @pytest.fixture(scope="module")
 def board(root: Path, sysfs: Path) -> Iterator[Board]:
     unit = "[Service]\nExecStartPost=/opt/magnitude/bin/python /probe.py\n"
-    with Board(root, unit=unit, options=[f"--bind={sysfs}:/mnt/cpus"], files={"/probe.py": PROBE}) as board:
+    with Board(root, unit=unit, options=[bound(sysfs)], files={"/probe.py": PROBE}) as board:
         board.wait_ready()
-        # Now, because nspawn mounts a /sys of its own over what it is given there.
-        board.run("mount", "--bind", "/mnt/cpus", CPUS)
+        show_cpus(board)
         board.run("systemctl", "restart", SERVICE)
         board.wait_ready()
         yield board
@@ -111,8 +95,7 @@ def test_other_users_processes_are_not_there(found: dict[str, Any]) -> None:
 def test_a_policy_that_appears_later_can_be_limited_too(board: Board, sysfs: Path) -> None:
     """A driver that was loaded late makes its files anew, with the kernel's owner and mode."""
     limit = sysfs / LIMIT
-    os.chown(limit, 0, 0)
-    limit.chmod(0o644)
+    close_to_all_but_root(limit)
     as_service = ["runuser", "-u", "magnitude", "--", "sh", "-c", f"echo 1200000 > {CPUS}/{LIMIT}"]
     assert board.run(*as_service, check=False).status != 0
     board.run("runuser", "-u", "magnitude", "--", "touch", "/run/magnitude/service/permissions-wanted")

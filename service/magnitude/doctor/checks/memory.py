@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 from magnitude.board import effective_memory
-from magnitude.board.memory_reading import CONTROLLER_HINT
-from magnitude.board.memory_stall import PSI_HINT, StallReader
 from magnitude.doctor.context import DoctorContext
 from magnitude.doctor.finding import Finding
 
@@ -26,10 +24,6 @@ def check(context: DoctorContext) -> Finding:
         lines.append(f"control group limit {_mib(memory.limit_bytes)}, set at {memory.limit_path}")
     if memory.high_bytes is not None:
         lines.append(f"memory.high {_mib(memory.high_bytes)}: above it the kernel throttles the process")
-    if not memory.controller:
-        lines.append(f"no limit of a control group holds. {CONTROLLER_HINT}")
-    if not StallReader(context.roots).stalls():
-        lines.append(f"the kernel does not tell of stalls. {PSI_HINT}")
     lines.append(f"room left {_mib(memory.headroom_bytes)}")
     detail = "\n".join(lines)
     limited = memory.headroom_bytes < memory.available_bytes

@@ -1,0 +1,130 @@
+"""The real engine's speed on a simulated board: does it follow the simulated clock?
+
+Each round asks the same at the highest clock and at a capped one, one after the other, and compares the two. The cap
+is written where an admin would write it; what it should lead to is what the board's model says of those clocks.
+"""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Callable
+
+import msgspec
+
+from bench.service_process import SERVE, ServiceFailed, ServiceProcess, post
+from bench.spread import Spread, paired_ratio
+from bench.stream_client import PATH, Stream
+
+# A ratio of two measurements beside each other, on a machine that does other things as well. What is neither a run
+# nor a pause (messages; the last run of a prompt, whose pause comes after its token) makes the capped side a little
+# faster than predicted.
+TOLERANCE = 0.20
+SETTLE_TIMEOUT_S = 30.0
+NEW_TOKENS = 96
+SENTENCE = "The {number}. fox jumps over the lazy dog near the river bank. "
+SENTENCES = 80
+
+
+class ClockResult(msgspec.Struct, frozen=True, kw_only=True):
+    """Rates at `khz` (a cap for every policy of the simulated board) over those at the highest clock: as the board's
+    model predicts them, and as clients saw them, in pairs."""
+
+    khz: int
+    predicted_prefill: float
+    predicted_decode: float
+    prefill: Spread
+    decode: Spread
+    full_prefill_tokens_s: Spread
+    full_decode_tokens_s: Spread
+
+    @property
+    def missed(self) -> list[str]:
+        """What was not reached, in words."""
+        pairs = (
+            ("prefill", self.prefill.median, self.predicted_prefill),
+            ("decode", self.decode.median, self.predicted_decode),
+        )
+        return [
+            f"{phase} at {self.khz / 1000:.0f} MHz: {found:.2f} of full speed, predicted {predicted:.2f}"
+            for phase, found, predicted in pairs
+            if abs(found / predicted - 1) > TOLERANCE
+        ]
+
+
+def command(board: str, ambient_c: float) -> tuple[str, ...]:
+    return (*SERVE, "--simulate", board, "--ambient", f"{ambient_c:g}")
+
+
+class LiveBoardBench:
+    """Asks a service that `command` started."""
+
+    def __init__(self, service: ServiceProcess, model: str, eos: tuple[int, ...]) -> None:
+        """`eos`: ids that would end an answer early."""
+        self._service = service
+        self._model = model
+        self._eos = eos
+        self._number = 0
+
+    def measure(self, khz: int, rounds: int, progress: Callable[[str], None] = lambda _: None) -> ClockResult:
+        """Raises `ServiceFailed`."""
+        full: list[tuple[float, float]] = []
+        capped: list[tuple[float, float]] = []
+        prefill = decode = 1.0
+        for number in range(rounds):
+            progress(f"{khz / 1000:.0f} MHz, round {number + 1} of {rounds}")
+            self._limit(None)
+            full.append(self._rates())
+            prefill, decode = self._limit(khz)
+            capped.append(self._rates())
+        self._limit(None)
+        return ClockResult(
+            khz=khz,
+            predicted_prefill=prefill,
+            predicted_decode=decode,
+            prefill=paired_ratio([rates[0] for rates in capped], [rates[0] for rates in full]),
+            decode=paired_ratio([rates[1] for rates in capped], [rates[1] for rates in full]),
+            full_prefill_tokens_s=Spread.of([rates[0] for rates in full]),
+            full_decode_tokens_s=Spread.of([rates[1] for rates in full]),
+        )
+
+    def _limit(self, khz: int | None) -> tuple[float, float]:
+        """Cap every policy; the shares that the engine is held to then."""
+        tree = self._service.home / "run/simulated-board/tree/sys/devices/system/cpu/cpufreq"
+        for folder in tree.iterdir():
+            limit = (folder / "cpuinfo_max_freq").read_text() if khz is None else f"{khz}\n"
+            (folder / "scaling_max_freq").write_text(limit)
+        deadline = time.monotonic() + SETTLE_TIMEOUT_S
+        while time.monotonic() < deadline:
+            time.sleep(0.3)  # three looks of the board
+            shares = self._service.state().pace.get("board")
+            if (shares is None) == (khz is None):
+                return (shares.prefill, shares.decode) if shares is not None else (1.0, 1.0)
+        raise ServiceFailed(f"the engine does not follow a clock of {khz} kHz")
+
+    def _rates(self) -> tuple[float, float]:
+        """Tokens a second of a prompt that nobody asked before, and of an answer, by the client's clock."""
+        self._number += 1
+        return self._prefill_rate(), self._decode_rate()
+
+    def _prefill_rate(self) -> float:
+        first = self._number * SENTENCES
+        prompt = "".join(SENTENCE.format(number=number) for number in range(first, first + SENTENCES))
+        body = {"model": self._model, "prompt": prompt, "max_tokens": 1, "temperature": 0}
+        begin = time.monotonic()
+        status, answer = post(self._service.port, PATH, json.dumps(body).encode())
+        took_s = time.monotonic() - begin
+        if status != 200:
+            raise ServiceFailed(f"{PATH} answers {status}: {answer[:500]!r}")
+        return int(json.loads(answer)["usage"]["prompt_tokens"]) / took_s
+
+    def _decode_rate(self) -> float:
+        body = {
+            "model": self._model,
+            "prompt": f"{self._number}. Once upon a time",
+            "max_tokens": NEW_TOKENS,
+            "temperature": 0,
+            "logit_bias": {str(token): -100 for token in self._eos},
+        }
+        answer = Stream(self._service.port, body).result()
+        return (answer.tokens - 1) / (answer.last_s - answer.first_s)

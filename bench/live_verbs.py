@@ -1,0 +1,56 @@
+"""The verbs of `scripts/bench` about the real service on a simulated board."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import msgspec
+import typer
+from rich.table import Table
+
+from bench.command import CHAT_MODEL, Json, console, leave_if, models_folder, write_json
+from bench.machine import read_machine
+from bench.report import print_machine, ratio_text
+
+
+def register(app: typer.Typer) -> None:
+    app.command("live-board")(live_board)
+
+
+def live_board(
+    board: Annotated[str, typer.Option(help="The simulated board.")] = "rock5b",
+    clocks: Annotated[
+        str, typer.Option(help="Caps in MHz, comma-separated; each is compared to no cap.")
+    ] = "1200,408",
+    rounds: Annotated[int, typer.Option(min=1, help="Pairs of no cap and cap, for each cap.")] = 5,
+    ambient: Annotated[float, typer.Option(help="Air around the simulated board, °C.")] = 20.0,
+    json: Json = None,
+) -> None:
+    """Whether the real engine's speed follows the clock of a simulated board, in pairs of capped and not capped."""
+    from bench.live_board import LiveBoardBench, command
+    from bench.service_process import running_service
+
+    print_machine(console, read_machine())
+    folder = models_folder()
+    manifest = msgspec.json.decode((folder / CHAT_MODEL / "manifest.json").read_bytes())
+    settings = {"engine": {"speculation": "off"}}
+    with running_service(folder, settings, command(board, ambient)) as service, console.status("") as status:
+        bench = LiveBoardBench(service, CHAT_MODEL, tuple(manifest["special"]["eos"]))
+        results = [bench.measure(int(float(mhz) * 1000), rounds, status.update) for mhz in clocks.split(",")]
+    table = Table(f"SIMULATED {board} capped at", "prefill: predicted", "found", "decode: predicted", "found")
+    for row in results:
+        table.add_row(
+            f"{row.khz / 1000:.0f} MHz",
+            f"{row.predicted_prefill:.2f}",
+            ratio_text(row.prefill),
+            f"{row.predicted_decode:.2f}",
+            ratio_text(row.decode),
+        )
+    console.print(table)
+    first = results[0]
+    prefill, decode = first.full_prefill_tokens_s.median, first.full_decode_tokens_s.median
+    console.print(
+        f"of the speed without a cap, which is this machine's: prefill {prefill:.0f}, decode {decode:.0f} tokens/s"
+    )
+    write_json(json, board=board, live_board=results)
+    leave_if([line for row in results for line in row.missed])

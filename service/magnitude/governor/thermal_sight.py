@@ -1,0 +1,37 @@
+"""What a snapshot of the board means to the thermal governor."""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+
+from magnitude.board.snapshot import Snapshot
+from magnitude.governor.thermal_terms import ClusterSight, LoadSight, ThermalSight
+
+# A sensor at the processor is read ten times a second; after so long without a sample its last one says nothing about
+# a chip that can warm by 10 °C within two seconds of work.
+STALE_S = 2.0
+
+
+def sight_of(snapshot: Snapshot, load: LoadSight, *, refused: Collection[str] = ()) -> ThermalSight:
+    """`refused` are policies whose clock limit could not be written."""
+    ages = [sensor.age_s for sensor in snapshot.temps if sensor.kind == "cpu" and sensor.age_s is not None]
+    flags = snapshot.firmware.now
+    age_s = min(ages, default=0.0)
+    return ThermalSight(
+        temp_c=snapshot.hottest_c if age_s <= STALE_S else None,
+        age_s=age_s,
+        clusters=tuple(
+            ClusterSight(
+                name=policy.name,
+                cpus=len(policy.cpus),
+                opps_khz=policy.opps_khz,
+                cap_khz=policy.cap_khz,
+                cur_khz=policy.cur_khz,
+                writable=policy.writable and policy.name not in refused,
+            )
+            for policy in snapshot.clocks
+        ),
+        load=load,
+        soft_limit=flags.soft_limit if flags else None,
+        throttled=flags.throttled if flags else None,
+    )

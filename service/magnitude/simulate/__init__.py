@@ -1,0 +1,1 @@
+"""Hours of load on a simulated board, with the thermal governor or without it."""

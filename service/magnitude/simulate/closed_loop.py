@@ -1,0 +1,248 @@
+"""Agents, a simulated board, and what decides about heat, in one loop: hours of it in seconds.
+
+Nothing here knows the real clock. The controller sees snapshots as a sampler would give them, and its effects are
+carried out as the service would: clock limits on the board, pauses and threads in the engine, a limit on what runs at
+once in the queue.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+import msgspec
+
+from magnitude.board.profile import BoardProfile
+from magnitude.board.profiles import policy_name
+from magnitude.board.sim.board import SimulatedBoard
+from magnitude.board.sim.workload import Progress, Work
+from magnitude.governor.thermal_terms import (
+    PHASES,
+    Announce,
+    Effect,
+    LoadSight,
+    Phase,
+    SetCaps,
+    SetConcurrency,
+    SetDuty,
+    SetThreads,
+)
+from magnitude.simulate.agents import Agents
+from magnitude.simulate.controllers import STOCK_THREADS, Controller
+from magnitude.simulate.load import Load
+from magnitude.simulate.trace import Latencies, Rows, Summary, Trace, most_within, percentile, ratio
+
+# How often the controller is asked while nothing changes: as often as the service asks its own.
+CONTROL_S = 1.0
+# Shortest step of time: the rest of a step of two that end nearly at once.
+LEAST_STEP_S = 1e-3
+# Decisions kept of a run, the first ones: enough to see how it settled.
+DECISIONS = 1000
+
+
+def simulate(
+    profile: BoardProfile,
+    load: Load,
+    controller: Controller,
+    *,
+    hours: float,
+    ambient_c: float = 25.0,
+    seed: int | None = None,
+    follow_threads: bool = True,
+    progress: Callable[[float], None] | None = None,
+) -> Trace:
+    """Run `load` on the board of `profile` for so many hours of its time.
+
+    `seed` replaces the load's own. `follow_threads` False: the engine has one thread pool of fixed size, whatever the
+    controller asks for. `progress` is told the share that is done, about every simulated minute.
+    """
+    if seed is not None:
+        load = msgspec.structs.replace(load, seed=seed)
+    run = _Run(profile, load, controller, ambient_c=ambient_c, follow_threads=follow_threads)
+    end_s = hours * 3600.0
+    told_s = 0.0
+    while run.board.now_s < end_s - 1e-6:
+        run.step(end_s)
+        if progress is not None and run.board.now_s - told_s >= 60.0:
+            told_s = run.board.now_s
+            progress(told_s / end_s)
+    return run.trace()
+
+
+class _Run:
+    """One run under way."""
+
+    def __init__(
+        self, profile: BoardProfile, load: Load, controller: Controller, *, ambient_c: float, follow_threads: bool
+    ) -> None:
+        self.board = SimulatedBoard(profile, ambient_c=ambient_c)
+        self._profile = profile
+        self._load = load
+        self._controller = controller
+        self._follow_threads = follow_threads
+        self._agents = Agents(load)
+        cpus = sum(len(cluster.cpus) for cluster in profile.clusters)
+        self._planned = min(STOCK_THREADS, cpus)
+        self._threads: dict[Phase, int] = dict.fromkeys(PHASES, self._planned)
+        self._duties: dict[Phase, float] = dict.fromkeys(PHASES, 1.0)
+        self._phase: Phase = "idle"
+        self._asked_s = -CONTROL_S
+        self._spent: dict[Phase, float] = dict.fromkeys(PHASES, 0.0)
+        self._since_look: dict[Phase, float] = dict.fromkeys(PHASES, 0.0)
+        self._recorder = _Recorder(self.board, profile)
+        self._caps_s: list[float] = []
+        self._decisions: list[tuple[float, str]] = []
+
+    def step(self, end_s: float) -> None:
+        """Up to the next event, at most to the controller's next turn."""
+        board, agents = self.board, self._agents
+        agents.wake(board.now_s)
+        phase = agents.phase()
+        if phase != self._phase or board.now_s - self._asked_s >= CONTROL_S - 1e-9:
+            self._phase = phase
+            self._control()
+        work = agents.work(self._threads, self._duties)
+        event_s = agents.next_event_s(board.now_s, board.load_now(work), work.duty)
+        until_s = min(self._asked_s + CONTROL_S, self._recorder.second_ends_s, end_s)
+        step_s = max(LEAST_STEP_S, min(event_s, until_s - board.now_s))
+        done = board.advance(step_s, work)
+        agents.advance(board.now_s, done)
+        self._spent[work.phase] += step_s
+        self._since_look[work.phase] += step_s
+        self._recorder.add(step_s, work, done)
+
+    def trace(self) -> Trace:
+        recorder, hours = self._recorder, self.board.now_s / 3600.0
+        decoding_s = self._spent["decode"] + self._spent["mixed"]
+        p50, p95 = (recorder.latencies.percentile(share) for share in (0.5, 0.95))
+        summary = Summary(
+            board=self._profile.name,
+            load=self._load.name,
+            governor=self._controller.name,
+            hours=hours,
+            ambient_c=self.board.ambient_c,
+            tokens=recorder.tokens,
+            prompt_tokens=recorder.prompt_tokens,
+            tokens_s=recorder.tokens / self.board.now_s,
+            decode_tokens_s=ratio(recorder.tokens, decoding_s),
+            board_j_per_token=ratio(recorder.board_j, recorder.tokens),
+            chip_j_per_token=ratio(recorder.chip_j, recorder.tokens),
+            inter_token_p50_s=p50,
+            inter_token_p95_s=p95,
+            inter_token_p95_over_p50=ratio(p95, p50),
+            ttft_p50_s=percentile(self._agents.ttft_s, 0.5),
+            ttft_p95_s=percentile(self._agents.ttft_s, 0.95),
+            peak_c=recorder.peak_c,
+            mean_c=recorder.temp_s / self.board.now_s,
+            soft_s=sum(temp_c >= self._profile.trips.soft_c for temp_c in recorder.rows.temp_c),
+            hard_s=sum(temp_c >= self._profile.trips.hard_c for temp_c in recorder.rows.temp_c),
+            mean_busy_khz=ratio(recorder.busy_khz_s, recorder.busy_s),
+            cap_changes=len(self._caps_s),
+            most_cap_changes_a_minute=most_within(self._caps_s, 60.0),
+            phase_shares={phase: spent / self.board.now_s for phase, spent in self._spent.items()},
+        )
+        return Trace(summary=summary, rows=recorder.rows, decisions=tuple(self._decisions))
+
+    def _control(self) -> None:
+        now_s = self.board.now_s
+        effects = self._controller.step(self.board.snapshot(), self._sight(), now_s)
+        self._asked_s = now_s
+        self._since_look = dict.fromkeys(PHASES, 0.0)
+        self._carry_out(effects, now_s)
+
+    def _sight(self) -> LoadSight:
+        seconds = sum(self._since_look.values())
+        prefill, decode, mixed = (
+            self._since_look[phase] / seconds if seconds else 0.0 for phase in ("prefill", "decode", "mixed")
+        )
+        return LoadSight(
+            phase=self._phase,
+            prefill_share=prefill,
+            decode_share=decode,
+            mixed_share=mixed,
+            running=self._agents.running,
+            waiting=self._agents.waiting,
+            rows=self._agents.writing,
+        )
+
+    def _carry_out(self, effects: Sequence[Effect], now_s: float) -> None:
+        for effect in effects:
+            match effect:
+                case SetCaps(caps_khz, reason):
+                    for policy, khz in caps_khz.items():
+                        self.board.set_cap(policy, khz)
+                    self._caps_s.append(now_s)
+                    self._note(now_s, f"clocks {caps_khz}: {reason}")
+                case SetDuty(share, reason):
+                    self._duties = dict.fromkeys(PHASES, share)
+                    self._note(now_s, f"computes {share:.0%} of the time: {reason}")
+                case SetThreads(prefill, decode, reason):
+                    if self._follow_threads:
+                        self._threads["prefill"] = self._threads["mixed"] = prefill or self._planned
+                        self._threads["decode"] = decode or self._planned
+                    self._note(now_s, f"threads {prefill} and {decode}: {reason}")
+                case SetConcurrency(limit, reason):
+                    self._agents.limit = limit
+                    self._note(now_s, f"at most {limit} at once: {reason}")
+                case Announce(state, before, reason):
+                    self._note(now_s, f"{before} to {state}: {reason}")
+                case _:
+                    # A smaller variant: the load has one model.
+                    self._note(now_s, f"smaller variant {effect.on}: {effect.reason}")
+
+    def _note(self, now_s: float, text: str) -> None:
+        if len(self._decisions) < DECISIONS:
+            self._decisions.append((now_s, text))
+
+
+class _Recorder:
+    """Sums over the run, and a row for each second of it."""
+
+    def __init__(self, board: SimulatedBoard, profile: BoardProfile) -> None:
+        fastest = max(range(len(profile.clusters)), key=lambda index: profile.clusters[index].capacity)
+        self.latencies = Latencies()
+        self.rows = Rows()
+        self.tokens = self.prompt_tokens = self.board_j = self.chip_j = 0.0
+        self.temp_s = self.busy_s = self.busy_khz_s = 0.0
+        self.peak_c = board.temp_c
+        self.second_ends_s = 1.0
+        self._board = board
+        self._policy = policy_name(profile, fastest)
+        self._cluster = fastest
+        # Of the second that is under way.
+        self._peak_c = board.temp_c
+        self._tokens = self._board_j = self._chip_j = self._gap_s = 0.0
+
+    def add(self, step_s: float, work: Work, done: Progress) -> None:
+        """A step that has just ended."""
+        board = self._board
+        self.tokens += done.decode_tokens
+        self.prompt_tokens += done.prefill_tokens
+        self.board_j += done.energy_j
+        self.chip_j += done.chip_energy_j
+        self.temp_s += board.temp_c * step_s
+        self.peak_c = max(self.peak_c, done.peak_c)
+        if done.inter_token_s is not None:
+            self.latencies.add(done.inter_token_s, done.decode_tokens)
+            self._gap_s = max(self._gap_s, done.inter_token_s)
+        if work.phase != "idle":
+            self.busy_s += step_s
+            self.busy_khz_s += board.effective_khz[self._policy] * step_s
+        self._peak_c = max(self._peak_c, done.peak_c)
+        self._tokens += done.decode_tokens
+        self._board_j += done.energy_j
+        self._chip_j += done.chip_energy_j
+        if board.now_s >= self.second_ends_s - 1e-9:
+            self._end_second()
+
+    def _end_second(self) -> None:
+        rows, board = self.rows, self._board
+        rows.temp_c.append(self._peak_c)
+        rows.asked_khz.append(board.snapshot().clocks[self._cluster].cur_khz or 0)
+        rows.effective_khz.append(board.effective_khz[self._policy])
+        rows.tokens_s.append(self._tokens)
+        rows.inter_token_s.append(self._gap_s)
+        rows.chip_w.append(self._chip_j)
+        rows.board_w.append(self._board_j)
+        self.second_ends_s += 1.0
+        self._peak_c = board.temp_c
+        self._tokens = self._board_j = self._chip_j = self._gap_s = 0.0

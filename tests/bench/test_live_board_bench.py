@@ -1,0 +1,33 @@
+"""When the engine counts as not following the simulated clock."""
+
+import msgspec
+
+from bench.live_board import TOLERANCE, ClockResult
+from bench.spread import Spread
+
+
+def spread(median: float) -> Spread:
+    return Spread(median=median, low=0.01, high=2.0)
+
+
+RESULT = ClockResult(
+    khz=1_200_000,
+    predicted_prefill=0.5,
+    predicted_decode=0.9,
+    prefill=spread(0.5),
+    decode=spread(0.9),
+    full_prefill_tokens_s=spread(200.0),
+    full_decode_tokens_s=spread(50.0),
+)
+
+
+def test_one_odd_round_is_no_miss_and_an_odd_median_is_one() -> None:
+    assert RESULT.missed == []
+    slow = spread(0.5 * (1 - 1.5 * TOLERANCE))
+    assert msgspec.structs.replace(RESULT, prefill=slow).missed == [
+        "prefill at 1200 MHz: 0.35 of full speed, predicted 0.50"
+    ]
+
+
+def test_an_engine_that_ignores_the_clock_is_told() -> None:
+    assert "decode" in msgspec.structs.replace(RESULT, predicted_decode=0.5).missed[0]
