@@ -141,7 +141,7 @@ def run_job(job: Job) -> Trace:
     controller: Controller = (
         StockController()
         if job.contender == "off"
-        else GovernedController(profile, threads=None if follow else (STOCK_THREADS, STOCK_THREADS))
+        else GovernedController(profile, threads=None if follow else STOCK_THREADS)
     )
     return simulate(
         board, read_load(job.load), controller, hours=job.hours, ambient_c=job.ambient_c, follow_threads=follow
