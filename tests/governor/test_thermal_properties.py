@@ -42,7 +42,7 @@ class FaultySensor:
                 case "stale":
                     return None, 30.0
                 case "noise":
-                    read_c += self.random.uniform(-3.0, 3.0)
+                    read_c += self.random.uniform(-2.0, 2.0)
                 case "spike":
                     read_c += 60.0 * (self.random.random() < 0.05)
                 case "stuck":
