@@ -179,8 +179,9 @@ class Sampler:
         if self._sources is not None:
             found.carry(self._sources)
         self._sources = found
-        self._reads.forget(found.keys() | {LISTING})
-        self._due = {key: due for key, due in self._due.items() if key in found.keys()}
+        known = found.keys()
+        self._reads.forget(known | {LISTING})
+        self._due = {key: due for key, due in self._due.items() if key in known}
         return found
 
     def _read(self, sources: Sources, keys: Iterable[str]) -> None:
