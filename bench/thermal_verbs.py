@@ -62,7 +62,10 @@ def thermal(
                  for board in (BOARDS if best else ())
                  for point, summary in [best_fixed(board, hours, ambient, status.update)]]  # fmt: skip
     found = outcomes(results)
-    console.print(f"Simulated, {hours:g} h at {ambient:g} °C; x: against the same board without the governor.")
+    console.print(
+        f"Simulated, {hours:g} h at {ambient:g} °C. x: against the same board without the governor. hot, s: seconds "
+        "at or above the soft limit."
+    )
     for board, load in [*itertools.product(BOARDS, (HOT_LOAD, *OTHER_LOADS)), *COOL]:
         console.print(_table(results, [each for each in found if (each.job.board, each.job.load) == (board, load)]))
     for each in bests:
@@ -94,7 +97,7 @@ def _table(results: dict[Job, Summary], found: list[Outcome]) -> Table:
     table = Table(
         box=SIMPLE_HEAD, title=f"simulated: {first.board}, load {first.load}{', while busy' if cool else ''}"
     )
-    for name in ("variant", "governor", "tokens/s", "J/token", "p95/p50", "hottest", "too hot, s"):
+    for name in ("variant", "governor", "tokens/s", "J/token", "p95/p50", "max °C", "hot, s"):
         table.add_column(name, no_wrap=True)
     for each in found:
         job = each.job
@@ -109,7 +112,7 @@ def _table(results: dict[Job, Summary], found: list[Outcome]) -> Table:
 
 
 def _rest(summary: Summary) -> tuple[str, str, str]:
-    return (f"{summary.inter_token_p95_over_p50 or 0:.2f}", f"{summary.peak_c:.1f} °C", str(summary.soft_s))
+    return (f"{summary.inter_token_p95_over_p50 or 0:.2f}", f"{summary.peak_c:.1f}", str(summary.soft_s))
 
 
 def _draw(hours: float, ambient_c: float, target: Path) -> None:
