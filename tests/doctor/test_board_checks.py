@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from pathlib import Path
+
 import pytest
 
 from magnitude.board.profile import BoardProfile
 from magnitude.board.profiles import load_profile
+from magnitude.board.sim.board import SimulatedBoard
+from magnitude.board.sim.tree import BoardTree
 from magnitude.board.snapshot import (
     ClockedDevice,
     ClockPolicy,
@@ -16,8 +21,11 @@ from magnitude.board.snapshot import (
     Snapshot,
     TempSensor,
 )
+from magnitude.config import Settings
+from magnitude.doctor import DoctorContext
 from magnitude.doctor.checks import battery, cooling, cpu_clocks, cpu_limits, memory_clock, throttling
 from magnitude.doctor.finding import Finding
+from magnitude.paths import find_paths
 
 
 def policy(name: str = "policy0", **fields: object) -> ClockPolicy:
@@ -178,20 +186,28 @@ def test_a_cool_processor_is_fine_and_what_tells_is_named(pi5: BoardProfile) -> 
     assert pi5.title in finding.detail
 
 
-def test_near_the_firmwares_limit_is_a_warning(pi5: BoardProfile) -> None:
+def test_above_where_the_service_holds_the_board_is_a_warning_and_near_it_worth_knowing(pi5: BoardProfile) -> None:
     assert heat(pi5, pi5.trips.soft_c - cooling.NEAR_C - 0.1).level == "ok"
-    bare = heat(pi5, pi5.trips.soft_c - cooling.NEAR_C)
+    assert heat(pi5, pi5.trips.soft_c - cooling.NEAR_C).level == "notice"
+    assert heat(pi5, pi5.governor.target_c).level == "notice"
+    bare = heat(pi5, pi5.governor.target_c + 0.1)
     assert bare.level == "warning"
     assert "cooler" in bare.advice
     assert "fan" in heat(pi5, pi5.trips.hard_c, fans=(FAN,)).advice
 
 
 def test_no_temperature_is_a_warning_and_never_cool(pi5: BoardProfile) -> None:
-    finding = heat(pi5, None)
+    silent = TempSensor(name="cpu-thermal", kind="cpu", fault="it answers EIO")
+    finding = heat(pi5, None, silent)
     assert finding.level == "warning"
     assert "no fan is known" in finding.title
-    assert "no sensor" in finding.detail
+    assert "EIO" in finding.detail
+    assert cooling.judge(Snapshot(at_s=0, clocks=(policy(),)), pi5).level == "warning"
     assert "fan" not in heat(pi5, None, fans=(FAN,)).title
+
+
+def test_a_virtual_machine_that_shows_nothing_is_no_trouble(pi5: BoardProfile) -> None:
+    assert heat(pi5, None).level == "notice"
 
 
 def test_a_sensor_that_cannot_be_trusted_is_named(pi5: BoardProfile) -> None:
@@ -218,3 +234,32 @@ def test_what_feeds_the_board_is_judged(power: Power, level: str, said: str) -> 
     finding = battery.judge(Snapshot(at_s=0, power=power))
     assert finding.level == level
     assert said in finding.title
+
+
+@pytest.fixture
+def rock5b(tmp_path: Path) -> Iterator[DoctorContext]:
+    """A context that looks at a simulated board."""
+    profile = load_profile("rock5b")
+    tree = BoardTree(tmp_path / "board", profile, SimulatedBoard(profile).snapshot())
+    yield DoctorContext(
+        settings=Settings(), paths=find_paths({"MAGNITUDE_HOME": str(tmp_path / "home")}), roots=tree.roots
+    )
+    tree.close()
+
+
+def test_the_checks_read_a_board_as_its_kernel_shows_it(rock5b: DoctorContext) -> None:
+    cpufreq = rock5b.roots.sys / "devices/system/cpu/cpufreq"
+    dmc = rock5b.roots.sys / "class/devfreq/dmc"
+    assert cpu_clocks.check(rock5b).level == "ok"
+    (cpufreq / "policy4/scaling_governor").write_text("userspace\n")
+    assert "policy4" in cpu_clocks.check(rock5b).title
+    (dmc / "upthreshold").write_text("40\n")
+    assert memory_clock.check(rock5b).level == "warning"
+    (dmc / "upthreshold").write_text("25\n")
+    assert memory_clock.check(rock5b).level == "ok"
+    cool = cooling.check(rock5b)
+    assert cool.level == "ok", cool
+    assert "ROCK 5B" in cool.detail
+    assert cpu_limits.check(rock5b).title == "CPU clocks can be limited by this user"
+    assert battery.check(rock5b).title == "There is no battery"
+    assert throttling.check(rock5b).level == "ok"

@@ -19,6 +19,10 @@ class BoardView(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def look(context: DoctorContext) -> BoardView:
-    """Reads the files anew; takes milliseconds, more where a sensor does not answer."""
+    """Reads the files anew; takes milliseconds, and up to two seconds where a sensor does not answer."""
     profile = find_profile(context.roots)
-    return BoardView(snapshot=Sampler(context.roots, profile).read(context.monotonic()), profile=profile)
+    sampler = Sampler(context.roots, profile, affinity=context.affinity)
+    try:
+        return BoardView(snapshot=sampler.read(context.monotonic()), profile=profile)
+    finally:
+        sampler.close()

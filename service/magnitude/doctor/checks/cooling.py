@@ -24,6 +24,12 @@ def judge(snapshot: Snapshot, profile: BoardProfile) -> Finding:
     lines += [_fan(fan) for fan in snapshot.fans] or ["no fan that the kernel knows of"]
     detail = "\n".join(lines)
     temp_c = snapshot.hottest_c
+    if temp_c is None and not (snapshot.temps or snapshot.clocks or snapshot.fans):
+        return Finding(
+            level="notice",
+            title="Neither sensors nor clocks are shown here: heat is not ours to see",
+            detail="Usual in virtual machines",
+        )
     if temp_c is None:
         unguarded = "" if snapshot.fans else ", and no fan is known"
         return Finding(
@@ -32,11 +38,13 @@ def judge(snapshot: Snapshot, profile: BoardProfile) -> Finding:
             detail=f"{detail}\nThe service works with lower clocks or pauses then: what is not known is not cool.",
             advice="Look at /sys/class/thermal and at the kernel's log for a driver that is missing",
         )
-    if temp_c >= profile.trips.soft_c - NEAR_C:
+    if temp_c > profile.governor.target_c or temp_c >= profile.trips.soft_c - NEAR_C:
+        # Up to its target the service itself goes while it works.
+        above = temp_c > profile.governor.target_c
         return Finding(
-            level="warning",
+            level="warning" if above else "notice",
             title=f"The processor is at {temp_c:.0f} °C, near {profile.trips.soft_c:.0f} °C where it gets slower",
-            detail=detail,
+            detail=detail if above else f"{detail}\nWhile the service works that is where it holds the board.",
             advice="Look at the fan and at what else runs"
             if snapshot.fans
             else "Give the board a cooler or moving air; look at what else runs",
