@@ -15,6 +15,8 @@ from magnitude.board.snapshot import Firmware, FirmwareFlags
 
 FINE = FirmwareFlags()
 FILE = "sys/devices/platform/soc@107c000000/soc@107c000000:firmware/get_throttled"
+# The driver that makes the kernel ask, so that the file moves.
+ASKING = {"sys/class/hwmon/hwmon2/name": "rpi_volt"}
 
 
 @pytest.mark.parametrize(
@@ -106,7 +108,7 @@ def test_a_device_that_is_no_mailbox_is_passed_over_for_the_command(tmp_path: Pa
 
 
 def test_the_kernels_file_is_read_and_its_history_kept(tmp_path: Path) -> None:
-    roots = write_tree(tmp_path, {FILE: "50005"})
+    roots = write_tree(tmp_path, {FILE: "50005", **ASKING})
     reader = FirmwareReader(roots)
     first = reader.read()
     assert first.now is not None
@@ -117,11 +119,21 @@ def test_the_kernels_file_is_read_and_its_history_kept(tmp_path: Path) -> None:
     assert (later.now, later.since_boot) == (FINE, FirmwareFlags(under_voltage=True, throttled=True))
 
 
+@pytest.mark.parametrize("others", [{}, {"sys/class/hwmon/hwmon0/name": "cpu_thermal"}])
+def test_the_kernels_file_is_not_believed_when_nothing_keeps_it_up_to_date(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, others: dict[str, str]
+) -> None:
+    with caplog.at_level(logging.INFO):
+        found = FirmwareReader(write_tree(tmp_path, {FILE: "0", **others})).read()
+    assert (found.now, found.since_boot, found.hint) == (None, None, HINT)
+    assert "raspberrypi-hwmon" in caplog.text
+
+
 def test_only_a_raspberry_pi_is_asked(tmp_path: Path) -> None:
     other = write_tree(tmp_path, {"proc/device-tree/compatible": "radxa,rock-5b\0rockchip,rk3588\0"})
     assert look(other).firmware == Firmware()
     pi = write_tree(tmp_path, {"proc/device-tree/compatible": "raspberrypi,5-model-b\0brcm,bcm2712\0"})
     assert look(pi).firmware == Firmware(hint=HINT)
-    now = look(write_tree(tmp_path, {FILE: "50005"})).firmware.now
+    now = look(write_tree(tmp_path, {FILE: "50005", **ASKING})).firmware.now
     assert now is not None
     assert now.under_voltage

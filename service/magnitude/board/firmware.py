@@ -17,7 +17,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from magnitude.board.kernel_file import KernelFile, NoSample, fault_of
-from magnitude.board.roots import HostRoots
+from magnitude.board.roots import HostRoots, read_text
 from magnitude.board.snapshot import Firmware, FirmwareFlags
 
 log = logging.getLogger("magnitude.firmware")
@@ -28,13 +28,16 @@ COMMAND = ("vcgencmd", "get_throttled")
 COMMAND_LIMIT_S = 1.0
 HINT = (
     "Install vcgencmd, or give the service access to /dev/vcio (on Raspberry Pi OS: its user in the group `video`, "
-    "and in the unit DeviceAllow=/dev/vcio)"
+    "and in the unit DeviceAllow=/dev/vcio), or load the kernel module raspberrypi-hwmon"
 )
 
 _WORD = re.compile(r"(?:throttled=)?0x([0-9a-fA-F]{1,8})")
 # Bits (raspberrypi/documentation, vcgencmd get_throttled); those of since boot are 16 places higher.
 _BITS = {"under_voltage": 0, "clock_capped": 1, "throttled": 2, "soft_limit": 3}
 _SINCE_BOOT = 16
+# What the driver raspberrypi-hwmon calls itself. Only it makes the kernel ask; without it the kernel's file says for
+# ever what it said at the boot (get_throttled_show in drivers/firmware/raspberrypi.c gives the last answer).
+_ASKING_DRIVER = "rpi_volt"
 
 # The mailbox's property interface (drivers/char/broadcom/vcio.c) and its tag for a command with a text answer, as
 # vcgencmd (raspberrypi/utils) uses them: size, request, tag, bytes for the answer, bytes of it, its error, text, end.
@@ -62,7 +65,8 @@ class FirmwareReader:
 
     `mailbox` and `command` (None, empty: not asked) are this machine's own, so only for its own roots. The kernel's
     file comes last: a kernel logs a warning when it is read first, and its driver has the firmware clear what it
-    reports, every two seconds. So of that file the history is what this reader has seen itself.
+    reports, every two seconds. So of that file the history is what this reader has seen itself. Without that driver
+    the file is old, and not believed.
     """
 
     key = "firmware"
@@ -73,6 +77,7 @@ class FirmwareReader:
         self._mailbox = mailbox
         self._command = tuple(command)
         self._files = [KernelFile(file) for file in throttled_files(roots)]
+        self._file_moves = _kernel_asks(roots)
         self._seen = FirmwareFlags()
         self._hint = hint
         self._reason = ""
@@ -127,6 +132,8 @@ class FirmwareReader:
         return parse_throttled(said)
 
     def _ask_file(self) -> Firmware | None:
+        if self._files and not self._file_moves:
+            raise NoSample("the driver raspberrypi-hwmon is not loaded, so the kernel's file is old")
         for file in self._files:
             now = parse_throttled(f"0x{file.read()}")
             if now.now is None or now.since_boot is None:
@@ -146,6 +153,14 @@ def throttled_files(roots: HostRoots) -> list[Path]:
         return sorted((roots.sys / "devices/platform").glob("soc*/soc*firmware/get_throttled"))
     except OSError:
         return []
+
+
+def _kernel_asks(roots: HostRoots) -> bool:
+    try:
+        folders = list((roots.sys / "class/hwmon").glob("hwmon*"))
+    except OSError:
+        return False
+    return any(read_text(folder / "name") == _ASKING_DRIVER for folder in folders)
 
 
 def _gencmd(fd: int, command: str) -> str:

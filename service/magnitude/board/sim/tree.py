@@ -53,7 +53,7 @@ class BoardTree:
         self._temps = self._write_zones(snapshot, naming)
         self._fans = self._write_fans(snapshot)
         self._cooling = self._write_cooling() if profile.trips.by == "kernel" else {}
-        self._throttled = self._figure(THROTTLED, _word(snapshot.firmware)) if snapshot.firmware.now else None
+        self._throttled = self._write_throttled(snapshot.firmware) if snapshot.firmware.now else None
         if any("rk3588" in name for name in profile.compatible):
             self._write_devices()
         (self.roots.sys / "class/power_supply").mkdir(parents=True, exist_ok=True)
@@ -174,6 +174,13 @@ class BoardTree:
                 self._figure(f"class/hwmon/hwmon{number}/temp1_input", milli_c),
             ]
         return figures
+
+    def _write_throttled(self, firmware: Firmware) -> Figure:
+        """The firmware's word, and the driver that keeps it up to date."""
+        number = len(self._temps)
+        self._text(f"class/hwmon/hwmon{number}/name", "rpi_volt")
+        self._text(f"class/hwmon/hwmon{number}/in0_lcrit_alarm", 0)
+        return self._figure(THROTTLED, _word(firmware))
 
     def _write_fans(self, snapshot: Snapshot) -> list[Figure]:
         figures = []
