@@ -32,6 +32,7 @@ from magnitude.schedule.events import (
     EngineDown,
     EngineUp,
     Event,
+    LimitChanged,
     Paused,
     PlacesChanged,
     Proved,
@@ -247,6 +248,10 @@ class Dispatcher:
             task.fail(copy.copy(error))
             task.withdraw()
         self._presence.refuse(lambda model: error)
+
+    def limit_generations(self, limit: int | None) -> None:
+        """At most so many run at once from now on, of all models together; those that run already go on."""
+        self._decide(LimitChanged(limit))
 
     # --- settings that may change while it runs ---
 
