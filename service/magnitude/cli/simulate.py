@@ -82,9 +82,7 @@ def simulate(
     if governor is not Governed.MAGNITUDE:
         controllers.append(StockController())
     if governor is not Governed.OFF:
-        controllers.append(
-            GovernedController(profile, threads=(STOCK_THREADS, STOCK_THREADS) if fixed_threads else None)
-        )
+        controllers.append(GovernedController(profile, threads=STOCK_THREADS if fixed_threads else None))
     traces = []
     columns = (
         TextColumn("{task.description}"),
