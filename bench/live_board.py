@@ -21,6 +21,8 @@ from bench.stream_client import PATH, Stream
 # faster than predicted.
 TOLERANCE = 0.20
 SETTLE_TIMEOUT_S = 30.0
+# The engine reports at once when it has nothing more to do; a loaded machine takes its time to hear of it.
+REPORT_S = 0.5
 NEW_TOKENS = 96
 SENTENCE = "The {number}. fox jumps over the lazy dog near the river bank. "
 SENTENCES = 80
@@ -28,13 +30,16 @@ SENTENCES = 80
 
 class ClockResult(msgspec.Struct, frozen=True, kw_only=True):
     """Rates at `khz` (a cap for every policy of the simulated board) over those at the highest clock: as the board's
-    model predicts them, and as clients saw them, in pairs."""
+    model predicts them, and as clients saw them, in pairs. `held_*` is the share that the engine computed, by its own
+    report: of its runs and pauses together, the runs. What else the machine does is not in that."""
 
     khz: int
     predicted_prefill: float
     predicted_decode: float
     prefill: Spread
     decode: Spread
+    held_prefill: Spread
+    held_decode: Spread
     full_prefill_tokens_s: Spread
     full_decode_tokens_s: Spread
 
@@ -50,6 +55,15 @@ class ClockResult(msgspec.Struct, frozen=True, kw_only=True):
             for phase, found, predicted in pairs
             if abs(found / predicted - 1) > TOLERANCE
         ]
+
+
+class _Rates(msgspec.Struct, frozen=True, kw_only=True):
+    """Tokens a second of a prompt that nobody asked before, and of an answer, by the client's clock."""
+
+    prefill: float
+    decode: float
+    held_prefill: float
+    held_decode: float
 
 
 def command(board: str, ambient_c: float) -> tuple[str, ...]:
@@ -68,8 +82,8 @@ class LiveBoardBench:
 
     def measure(self, khz: int, rounds: int, progress: Callable[[str], None] = lambda _: None) -> ClockResult:
         """Raises `ServiceFailed`."""
-        full: list[tuple[float, float]] = []
-        capped: list[tuple[float, float]] = []
+        full: list[_Rates] = []
+        capped: list[_Rates] = []
         prefill = decode = 1.0
         for number in range(rounds):
             progress(f"{khz / 1000:.0f} MHz, round {number + 1} of {rounds}")
@@ -82,10 +96,12 @@ class LiveBoardBench:
             khz=khz,
             predicted_prefill=prefill,
             predicted_decode=decode,
-            prefill=paired_ratio([rates[0] for rates in capped], [rates[0] for rates in full]),
-            decode=paired_ratio([rates[1] for rates in capped], [rates[1] for rates in full]),
-            full_prefill_tokens_s=Spread.of([rates[0] for rates in full]),
-            full_decode_tokens_s=Spread.of([rates[1] for rates in full]),
+            prefill=paired_ratio([rates.prefill for rates in capped], [rates.prefill for rates in full]),
+            decode=paired_ratio([rates.decode for rates in capped], [rates.decode for rates in full]),
+            held_prefill=Spread.of([rates.held_prefill for rates in capped]),
+            held_decode=Spread.of([rates.held_decode for rates in capped]),
+            full_prefill_tokens_s=Spread.of([rates.prefill for rates in full]),
+            full_decode_tokens_s=Spread.of([rates.decode for rates in full]),
         )
 
     def _limit(self, khz: int | None) -> tuple[float, float]:
@@ -102,10 +118,23 @@ class LiveBoardBench:
                 return (shares.prefill, shares.decode) if shares is not None else (1.0, 1.0)
         raise ServiceFailed(f"the engine does not follow a clock of {khz} kHz")
 
-    def _rates(self) -> tuple[float, float]:
-        """Tokens a second of a prompt that nobody asked before, and of an answer, by the client's clock."""
+    def _rates(self) -> _Rates:
         self._number += 1
-        return self._prefill_rate(), self._decode_rate()
+        prefill, held_prefill = self._with_share(self._prefill_rate)
+        decode, held_decode = self._with_share(self._decode_rate)
+        return _Rates(prefill=prefill, decode=decode, held_prefill=held_prefill, held_decode=held_decode)
+
+    def _with_share(self, measure: Callable[[], float]) -> tuple[float, float]:
+        """A rate, and the share of runs in the engine's runs and pauses meanwhile."""
+        before = self._service.state().run_times
+        rate = measure()
+        time.sleep(REPORT_S)
+        after = self._service.state().run_times
+        ran_s = after.prefill_s + after.decode_s - before.prefill_s - before.decode_s
+        paused_s = after.paused_s - before.paused_s
+        if not ran_s:
+            raise ServiceFailed("the engine does not report what its runs took")
+        return rate, ran_s / (ran_s + paused_s)
 
     def _prefill_rate(self) -> float:
         first = self._number * SENTENCES

@@ -37,20 +37,18 @@ def live_board(
     with running_service(folder, settings, command(board, ambient)) as service, console.status("") as status:
         bench = LiveBoardBench(service, CHAT_MODEL, tuple(manifest["special"]["eos"]))
         results = [bench.measure(int(float(mhz) * 1000), rounds, status.update) for mhz in clocks.split(",")]
-    table = Table(f"SIMULATED {board} capped at", "prefill: predicted", "found", "decode: predicted", "found")
+    headings = ("predicted", "engine's share", "clients' ratio")
+    table = Table(f"SIMULATED {board} capped at", "phase", *headings)
     for row in results:
-        table.add_row(
-            f"{row.khz / 1000:.0f} MHz",
-            f"{row.predicted_prefill:.2f}",
-            ratio_text(row.prefill),
-            f"{row.predicted_decode:.2f}",
-            ratio_text(row.decode),
-        )
+        clock = f"{row.khz / 1000:.0f} MHz"
+        prefill, decode = f"{row.predicted_prefill:.2f}", f"{row.predicted_decode:.2f}"
+        table.add_row(clock, "prefill", prefill, ratio_text(row.held_prefill), ratio_text(row.prefill))
+        table.add_row("", "decode", decode, ratio_text(row.held_decode), ratio_text(row.decode))
     console.print(table)
     first = results[0]
-    prefill, decode = first.full_prefill_tokens_s.median, first.full_decode_tokens_s.median
     console.print(
-        f"of the speed without a cap, which is this machine's: prefill {prefill:.0f}, decode {decode:.0f} tokens/s"
+        f"Without a cap, as fast as this machine: prefill {first.full_prefill_tokens_s.median:.0f} and decode "
+        f"{first.full_decode_tokens_s.median:.0f} tokens/s"
     )
     write_json(json, board=board, live_board=results)
     leave_if([line for row in results for line in row.missed])

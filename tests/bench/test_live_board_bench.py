@@ -16,6 +16,8 @@ RESULT = ClockResult(
     predicted_decode=0.9,
     prefill=spread(0.5),
     decode=spread(0.9),
+    held_prefill=spread(0.5),
+    held_decode=spread(0.9),
     full_prefill_tokens_s=spread(200.0),
     full_decode_tokens_s=spread(50.0),
 )

@@ -90,7 +90,8 @@ def simulate(
         TextColumn("{task.percentage:3.0f} %"),
         TimeRemainingColumn(),
     )
-    with Progress(*columns, console=Console(stderr=True), transient=True) as bar:
+    console = Console(stderr=True)
+    with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as bar:
         for controller in controllers:
             task = bar.add_task(f"{profile.name}, governor {controller.name}", total=1.0)
             traces.append(
@@ -109,7 +110,7 @@ def simulate(
     if plot is not None:
         from magnitude.simulate.plot import plot as draw
 
-        draw(traces, profile, plot)
+        draw([(profile, traces)], plot)
         typer.echo(f"written: {plot}")
     if json is not None:
         _write(traces, json)

@@ -15,7 +15,7 @@ from magnitude.governor.thermal_terms import LoadSight, Phase
 # up only as fast as they refill; ten seconds at what runs now catch a burst.
 MEAN_HORIZON_S = 120.0
 NOW_HORIZON_S = 10.0
-# The memory of what runs on average: several turns of an agent.
+# The memory of what runs on average: several turns of an agent. Three minutes gave the same speed in simulation.
 LOAD_TAU_S = 60.0
 # Answers may be this much slower than the fastest that heat allows, if that saves power: where memory is the limit,
 # three percent of the speed cost a quarter of the power. But never by this way slower than they would be with as many
@@ -25,7 +25,7 @@ DECODE_TOLERANCE = 0.03
 PLAIN_TOLERANCE = 0.005
 # Shares of the time in which the engine may compute, where clocks alone do not suffice or cannot be set. Nothing
 # below a tenth: answers must still come.
-DUTIES = (1.0, 0.9, 0.8, 0.7, 0.6, 0.5, 0.4, 0.3, 0.2, 0.1)
+DUTIES = tuple(round(1.0 - 0.05 * step, 2) for step in range(19))
 
 
 class Point(msgspec.Struct, frozen=True):
@@ -174,13 +174,15 @@ class Ladder:
     def lowest(self, duty: float, *, clocks: bool) -> Point:
         """The least that clocks allow, at a duty."""
         low = 0 if clocks else self.top
-        return Point(low, low, duty=duty)
+        threads = min(self._choices, key=lambda number: self._levels[low].decode[number].watts)
+        return Point(low, low, threads, duty)
 
     def _fastest_first(self, mix: Mix, *, clocks: bool, apart: bool) -> Iterator[Point]:
         # Without any work yet, both count alike.
         weighed = mix if mix.prefill + mix.decode > 1e-6 else Mix(0.5, 0.5)
         if clocks:
-            yield from sorted(self._points(apart=apart), key=lambda point: self.mean(point, weighed)[2])
+            points = self._points(apart=apart)
+            yield from sorted(points, key=lambda point: (self.mean(point, weighed)[2], -point.prefill))
         for duty in DUTIES:
             if duty < 1 or not clocks:
                 points = [msgspec.structs.replace(self.lowest(duty, clocks=clocks), threads=n) for n in self._choices]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 # By so much the chip must have warmed or cooled, by all that is known of it, while its sensor gave the very same
 # figure. Sensors count in whole degrees at worst, and the model is right within a quarter of a rise of 30 °C.
-STUCK_C = 10.0
+STUCK_C = 5.0
 
 
 class StuckSensor:

@@ -21,6 +21,11 @@ from magnitude.governor.thermal_terms import ClusterSight, Phase
 TYPICAL = ModelCost(weight_bytes=1.0e9, macs_per_token=1.5e9)
 
 
+# Numbers of threads that decode slower than this, compared with as many as prompts have, are no choice: a change
+# between such and others is a jump that readers of a stream notice.
+LEAST_DECODE_RATE = 0.9
+
+
 class Answering(msgspec.Struct, frozen=True):
     """Decoding on so many threads: what it adds to the idle chip while it runs, and its rate."""
 
@@ -88,6 +93,12 @@ def prior_of(
     shares = sorted({opp.khz / computing[0].opps[-1].khz for opp in computing[0].opps})
     best_prefill = _load(profile, computing, 1.0, "prefill", prefill_threads)
     best_decode = _load(profile, computing, 1.0, "decode", prefill_threads)
+    useful = [
+        number
+        for number in decode_threads
+        if _load(profile, computing, 1.0, "decode", number).decode_tokens_s
+        >= best_decode.decode_tokens_s * LEAST_DECODE_RATE
+    ]
     levels = []
     for share in shares:
         caps: dict[str, int | None] = {}
@@ -97,7 +108,7 @@ def prior_of(
             caps[name] = None if share == shares[-1] else _opp_at_most(opps, round(share * cluster.opps[-1].khz))
         prefill = _load(profile, computing, share, "prefill", prefill_threads)
         answering = []
-        for number in decode_threads:
+        for number in useful:
             decode = _load(profile, computing, share, "decode", number)
             watts = _watts(profile, _used(computing, share, number), decode)
             answering.append(Answering(number, watts, decode.decode_tokens_s / best_decode.decode_tokens_s))
