@@ -73,10 +73,7 @@ class CapThread:
             self._busy_since_s = self._clock()
             try:
                 caps = caps or self._make()
-                if ends:
-                    outcome = caps.restore()
-                else:
-                    outcome = caps.set(wanted) if wanted is not None else caps.renew()
+                outcome = caps.restore() if ends else caps.set(wanted) if wanted is not None else caps.renew()
                 self._told(outcome)
             except Exception:
                 log.exception("clock limits could not be written")
