@@ -12,7 +12,7 @@ from typing import NamedTuple
 
 from magnitude.board.profile import ThermalStage
 from magnitude.governor.thermal import ThermalGovernor
-from magnitude.governor.thermal_prior import HeatLimits, HeatPrior, Level
+from magnitude.governor.thermal_prior import Answering, HeatLimits, HeatPrior, Level
 from magnitude.governor.thermal_terms import (
     ClusterSight,
     Effect,
@@ -20,6 +20,7 @@ from magnitude.governor.thermal_terms import (
     Phase,
     SetCaps,
     SetDuty,
+    SetThreads,
     ThermalSight,
 )
 
@@ -48,9 +49,13 @@ def prior(
             Level(
                 caps_khz={POLICY: None if khz == opps_khz[-1] else khz},
                 prefill_w=watts * relative,
-                decode_w=watts * 0.4 * relative + 0.5,
                 prefill_rate=share,
-                decode_rate=1 / (0.86 * max(1.0, 0.7 / share) + 0.14 / share),
+                decode=tuple(
+                    Answering(
+                        threads, watts * heat * relative + 0.5, rate / (0.86 * max(1.0, knee / share) + 0.14 / share)
+                    )
+                    for threads, heat, knee, rate in ((2, 0.4, 0.7, 1.08), (4, 0.65, 0.5, 1.0))
+                ),
             )
         )
     return HeatPrior(
@@ -60,7 +65,6 @@ def prior(
         leakage_w=0.3,
         leakage_doubles_c=30.0,
         prefill_threads=4,
-        decode_threads=2,
     )
 
 
@@ -113,6 +117,7 @@ class HotBoard:
         self.now_s = 1000.0
         self.level = len(told.levels) - 1 if governed else 0
         self.duty = 1.0
+        self.threads = 4
         self.effects: list[tuple[float, Effect]] = []
         self.ticks: list[Tick] = []
         idle_w = (told.idle_w + told.leakage_w) * differs.power
@@ -139,8 +144,9 @@ class HotBoard:
 
     def _heat(self, phase: Phase, dt_s: float) -> None:
         level, told = self.told.levels[self.level], self.told
-        work_w = {"idle": 0.0, "prefill": level.prefill_w, "decode": level.decode_w}
-        work_w["mixed"] = (level.prefill_w + level.decode_w) / 2
+        decode_w = next(one.watts for one in level.decode if one.threads == self.threads)
+        work_w = {"idle": 0.0, "prefill": level.prefill_w, "decode": decode_w}
+        work_w["mixed"] = (level.prefill_w + decode_w) / 2
         steps = max(1, round(dt_s / SUBSTEP_S))
         for _ in range(steps):
             # Beyond 110 °C a real chip has switched itself off.
@@ -177,6 +183,8 @@ class HotBoard:
                     self.level = caps.index(effect.caps_khz)
                 elif isinstance(effect, SetDuty):
                     self.duty = effect.share
+                elif isinstance(effect, SetThreads):
+                    self.threads = effect.decode or 4
         state = self.governor.state if self.governor else ""
         self.ticks.append(
             Tick(self.now_s, self.temp_c, phase, self.told.levels[self.level].caps_khz[POLICY], self.duty, state)

@@ -6,7 +6,7 @@ import random
 from typing import NamedTuple
 
 from hot_board import HARD_C, OPPS_KHZ, POLICY, Differs, HotBoard, prior
-from hypothesis import given, settings
+from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 from magnitude.board.profile import ThermalStage
@@ -14,7 +14,7 @@ from magnitude.governor.thermal_prior import HeatPrior
 from magnitude.governor.thermal_terms import SetCaps, SetDuty
 
 PHASES = st.sampled_from(["idle", "prefill", "decode", "mixed"])
-FAULTS = st.sampled_from(["lost", "stale", "noise", "spike", "low_spike"])
+FAULTS = st.sampled_from(["lost", "stale", "noise", "spike", "low_spike", "stuck"])
 
 
 class Fault(NamedTuple):
@@ -29,6 +29,7 @@ class FaultySensor:
     def __init__(self, faults: list[Fault], seed: int) -> None:
         self.faults = faults
         self.random = random.Random(seed)
+        self.stuck_c: dict[Fault, float] = {}
 
     def __call__(self, temp_c: float, now_s: float) -> tuple[float | None, float]:
         read_c = temp_c + self.random.uniform(-0.5, 0.5)
@@ -44,6 +45,8 @@ class FaultySensor:
                     read_c += self.random.uniform(-3.0, 3.0)
                 case "spike":
                     read_c += 60.0 * (self.random.random() < 0.05)
+                case "stuck":
+                    read_c = self.stuck_c.setdefault(fault, read_c)
                 case "low_spike":
                     read_c -= 60.0 * (self.random.random() < 0.05)
         return read_c, 0.1
@@ -99,3 +102,20 @@ def test_no_chip_passes_its_hard_limit_that_full_throttling_would_have_kept_belo
     writes_s = governed.cap_writes_s
     assert all(later - earlier >= 60 for earlier, later in zip(writes_s, writes_s[6:], strict=False))
     assert writable or not writes_s
+
+
+@settings(max_examples=150, deadline=None)
+@given(boards(), courses(), faults(), st.integers(0, 1000))
+def test_every_board_has_its_full_clock_again_once_it_is_cool_and_its_sensor_answers(
+    board: tuple[HeatPrior, Differs], course: list, trouble: list[Fault], seed: int
+) -> None:
+    told, differs = board
+    governed = HotBoard(told, differs, sensor=FaultySensor(trouble, seed))
+    for phase, seconds in course:
+        governed.run(phase, seconds)
+    # It stands idle in a cold store until it has cooled, and until the last fault is over.
+    governed.differs = differs._replace(ambient_c=-30.0)
+    governed.run("idle", 2400.0)
+    assume(governed.temp_c < 15.0)
+    governed.run("prefill", 1.0)
+    assert (governed.ticks[-1].cap_khz, governed.ticks[-1].duty) == (None, 1.0)

@@ -74,6 +74,12 @@ def test_memory_high_is_unset_and_memory_max_set() -> None:
     assert SERVICE["MemoryMax"] == ["85%"]
 
 
+def test_events_of_udev_reach_the_service() -> None:
+    (families,) = SERVICE["RestrictAddressFamilies"]
+    assert "AF_NETLINK" in families.split()
+    assert "PrivateNetwork" not in SERVICE
+
+
 def test_only_a_broken_configuration_ends_the_restarts() -> None:
     assert SERVICE["Restart"] == ["always"]
     assert SERVICE["StartLimitIntervalSec"] == ["0"]

@@ -88,10 +88,10 @@ class Recovery:
         self._opened_s = self._look_at_s = self._time(now_s)
         self.listening = True
 
-    def looked(self, now_s: float) -> None:
-        """A look that failed counts, too: it is tried again with the next one."""
+    def looked(self, now_s: float, *, seen: bool = True) -> None:
+        """Whether the devices could be `seen`: if not, another look follows as if there were no events."""
         times = self.times
-        self._look_at_s = self._time(now_s) + (times.look_anyway_s if self.listening else times.look_s)
+        self._look_at_s = self._time(now_s) + (times.look_anyway_s if self.listening and seen else times.look_s)
 
     def failed(self, fault: Fault, now_s: float) -> list[Effect]:
         """Opening failed, or what was open has ended."""

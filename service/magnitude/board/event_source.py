@@ -109,7 +109,12 @@ class _UdevFeed:
 
     def receive(self) -> DeviceEvent | None:
         while True:
-            device = self._monitor.poll(timeout=0)
+            try:
+                device = self._monitor.poll(timeout=0)
+            except OSError as error:
+                # An error of the socket is raised without its number; as long as nobody takes it, for ever.
+                pending = error.errno or self.fault()
+                raise (OSError(pending, os.strerror(pending)) if pending else error) from error
             if device is None:
                 return None
             event = _event(device)

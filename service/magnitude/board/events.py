@@ -33,6 +33,8 @@ STUCK_S = 5.0
 # it for ever.
 AT_A_TIME = 64
 
+_NOT_OPEN = "not open yet"
+
 
 class EventsState(msgspec.Struct, frozen=True, kw_only=True):
     """`listening`: events are told; without it devices are looked for every quarter of a minute, and `reason` says
@@ -70,16 +72,19 @@ class DeviceEvents:
         self._clock = clock
         self._times = times or RecoveryTimes()
         self._stuck_s = stuck_s
+        self._started = False
         self._listener: _Listener | None = None
         self._given_up: threading.Thread | None = None
         self._count = _Count()
 
     def start(self) -> None:
-        self._listener = _Listener(self._source, self._on_event, self._clock, self._times, self._count, known=None)
-        self._listener.start()
+        """Returns at once. Where no thread can be had now, `ensure_alive` gets one later."""
+        self._started = True
+        self._listen(None, None)
 
     def stop(self) -> None:
         """Returns at once; the thread ends by itself."""
+        self._started = False
         if self._listener is not None:
             self._listener.end()
             self._listener = None
@@ -88,10 +93,14 @@ class DeviceEvents:
         """Replace a thread that has ended or hangs. Call it every second or so; it never waits.
 
         Of threads that hang (a driver that never answers, a callback that never returns) one at a time is left
-        behind: a second one would hang at the same place.
+        behind: a second one would hang at the same place. One that hangs while it looks at the devices is followed by
+        one that only listens.
         """
+        if not self._started:
+            return
         old = self._listener
         if old is None:
+            self._listen(None, None)
             return
         ended = not old.is_alive()
         if not ended and self._clock() - old.beat_s <= self._stuck_s:
@@ -99,13 +108,22 @@ class DeviceEvents:
         if self._given_up is not None and self._given_up.is_alive():
             return
         old.end()
-        self._given_up = None if ended else old
-        self._count.threads += 1
         log.warning("device events: the thread %s; a new one is started", "ended" if ended else "hangs")
-        self._listener = _Listener(
-            self._source, self._on_event, self._clock, self._times, self._count, known=old.known
-        )
-        self._listener.start()
+        if self._listen(old.known, old if old.looking and not ended else old.hung):
+            self._given_up = None if ended else old
+            self._count.threads += 1
+
+    def _listen(self, known: dict[str, Device] | None, hung: threading.Thread | None) -> bool:
+        try:
+            listener = _Listener(
+                self._source, self._on_event, self._clock, self._times, self._count, known=known, hung=hung
+            )
+            listener.start()
+        except (OSError, RuntimeError) as error:  # no descriptors or no threads left
+            log.warning("device events: no thread can be started", extra={"fields": {"reason": str(error)}})
+            return False
+        self._listener = listener
+        return True
 
     @property
     def state(self) -> EventsState:
@@ -130,7 +148,10 @@ class _Count:
 
 
 class _Listener(threading.Thread):
-    """One thread with its source. `known` are the devices as last reported, None before the first look."""
+    """One thread with its source. `known` are the devices as last reported, None before the first look. `hung` is
+    another thread, which hangs in a look: as long as it does, this one does not look."""
+
+    _wake_r = _wake_w = -1
 
     def __init__(
         self,
@@ -141,15 +162,18 @@ class _Listener(threading.Thread):
         count: _Count,
         *,
         known: dict[str, Device] | None,
+        hung: threading.Thread | None,
     ) -> None:
         super().__init__(name="device-events", daemon=True)
         self.known = known
-        self.reason = "not open yet"
+        self.looking = False
+        self.reason = _NOT_OPEN
         self.beat_s = clock()
         self._make = source
         self._on_event = on_event
         self._clock = clock
         self._recovery = Recovery(times)
+        self.hung = hung
         self._count = count
         self._feed: Feed | None = None
         self._ends = False
@@ -178,12 +202,11 @@ class _Listener(threading.Thread):
                     self._wait(min(1.0, self._recovery.times.retry_s), None)
         finally:
             self._close()
-            # The writing end stays with the object, which `end` may be called on at any time.
-            os.close(self._wake_r)
 
-    def __del__(self) -> None:
-        with contextlib.suppress(OSError):
-            os.close(self._wake_w)
+    def __del__(self) -> None:  # not at the end of the thread: `end` may be called at any time
+        for end in (self._wake_r, self._wake_w):
+            with contextlib.suppress(OSError):
+                os.close(end)
 
     def _turn(self, source: Source) -> None:
         # All that is due before anything is received: what is told counts from the first look on.
@@ -204,10 +227,7 @@ class _Listener(threading.Thread):
             case Open(buffer_bytes):
                 self._open(source, buffer_bytes)
             case Look():
-                try:
-                    self._look(source.devices())
-                finally:
-                    self._recovery.looked(self._clock())
+                self._look(source)
             case Close():
                 self._close()
 
@@ -222,7 +242,7 @@ class _Listener(threading.Thread):
             return
         self._feed = opened
         self._recovery.opened(self._clock())
-        log.log(logging.INFO if self.reason else logging.DEBUG, "device events are told")
+        log.log(logging.DEBUG if self.reason == _NOT_OPEN else logging.INFO, "device events are told")
         self.reason = ""
 
     def _wait(self, wait_s: float, feed: Feed | None) -> int:
@@ -244,13 +264,25 @@ class _Listener(threading.Thread):
                 return
             if event is None or self._ends:
                 return
-            self.known = learned(self.known or {}, event)
+            if self.known is not None:
+                self.known = learned(self.known, event)
             self._hand_on([event])
 
-    def _look(self, devices: Iterable[Device]) -> None:
-        before, self.known = self.known, by_path(devices)
-        if before is not None:
-            self._hand_on(differences(before, self.known))
+    def _look(self, source: Source) -> None:
+        seen = None
+        if self.hung is None or not self.hung.is_alive():
+            self.looking = True
+            try:
+                seen = by_path(source.devices())
+            except Exception:  # events may come all the same
+                self._count.faults += 1
+                log.warning("devices cannot be listed", exc_info=True)
+            finally:
+                self.looking = False
+        self._recovery.looked(self._clock(), seen=seen is not None)
+        if seen is not None:
+            before, self.known = self.known, seen
+            self._hand_on(differences(before, seen) if before is not None else ())
 
     def _hand_on(self, events: Iterable[DeviceEvent]) -> None:
         for event in events:

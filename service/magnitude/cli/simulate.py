@@ -82,9 +82,7 @@ def simulate(
     if governor is not Governed.MAGNITUDE:
         controllers.append(StockController())
     if governor is not Governed.OFF:
-        controllers.append(
-            GovernedController(profile, threads=(STOCK_THREADS, STOCK_THREADS) if fixed_threads else None)
-        )
+        controllers.append(GovernedController(profile, threads=STOCK_THREADS if fixed_threads else None))
     traces = []
     columns = (
         TextColumn("{task.description}"),
@@ -92,7 +90,8 @@ def simulate(
         TextColumn("{task.percentage:3.0f} %"),
         TimeRemainingColumn(),
     )
-    with Progress(*columns, console=Console(stderr=True), transient=True) as bar:
+    console = Console(stderr=True)
+    with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as bar:
         for controller in controllers:
             task = bar.add_task(f"{profile.name}, governor {controller.name}", total=1.0)
             traces.append(
@@ -111,7 +110,7 @@ def simulate(
     if plot is not None:
         from magnitude.simulate.plot import plot as draw
 
-        draw(traces, profile, plot)
+        draw([(profile, traces)], plot)
         typer.echo(f"written: {plot}")
     if json is not None:
         _write(traces, json)

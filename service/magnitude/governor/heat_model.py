@@ -201,6 +201,12 @@ class HeatModel:
         """What the chip has now, as believed: from the model, which goes on where a sensor falls silent."""
         return self._best.predicted_c() + self._miss_c
 
+    @property
+    def told_rise_c(self) -> float:
+        """How much warmer than an idle one the chip is by what it computed, if the profile is right: a sensor that is
+        not right has taught the gains nonsense."""
+        return sum(self._best.rises["prefill"]) + sum(self._best.rises["decode"])
+
     def outlook(self, horizon_s: float, temp_c: float) -> Outlook:
         """What any power would lead to in `horizon_s` seconds; the chip idles as one of `temp_c` does."""
         found = self._best.outlook(horizon_s, self.idle_w(temp_c))
@@ -212,7 +218,9 @@ class HeatModel:
         """Where a constant power of prefill and decode would lead in the end, with the leakage of a chip at `temp_c`.
         The margins make it the worse case."""
         model = self._best
-        ambient_c, _, prefill, decode = model.theta
+        ambient_c, _, *gains = model.theta
+        # Not below the profile's: what made the sensor silent may have made it wrong before.
+        prefill, decode = (max(1.0, gain) for gain in gains)
         rise = 1 + gain_margin
         resistance = sum(model.c_per_w)
         watts = self.idle_w(temp_c) + prefill * work_w[0] + decode * work_w[1]

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 
 import msgspec
 
-from magnitude.governor.heat_model import HeatModel, Outlook
+from magnitude.governor.heat_model import PEAK_TAU_S, HeatModel, Outlook
 from magnitude.governor.thermal_prior import HeatPrior
 from magnitude.governor.thermal_terms import LoadSight, Phase
 
@@ -14,25 +15,32 @@ from magnitude.governor.thermal_terms import LoadSight, Phase
 # up only as fast as they refill; ten seconds at what runs now catch a burst.
 MEAN_HORIZON_S = 120.0
 NOW_HORIZON_S = 10.0
-# The memory of what runs on average: several turns of an agent.
+# The memory of what runs on average: several turns of an agent. Three minutes gave the same speed in simulation.
 LOAD_TAU_S = 60.0
-# Answers may be this much slower than at the fastest clock that heat allows, if that saves power: where memory is
-# the limit, three percent of the speed cost a quarter of the power. Where they run on fewer threads than prompts,
-# they have gained more than that already (a Raspberry Pi 5: 10 %, potato-os/core, benchmarks/mnn_spike_results.md);
-# elsewhere nothing may be lost to speak of.
+# Answers may be this much slower than the fastest that heat allows, if that saves power: where memory is the limit,
+# three percent of the speed cost a quarter of the power. But never by this way slower than they would be with as many
+# threads as prompts at full clocks, but for the smaller tolerance: what is given away is what the choice of threads
+# has gained before.
 DECODE_TOLERANCE = 0.03
-SAME_THREADS_TOLERANCE = 0.005
+PLAIN_TOLERANCE = 0.005
 # Shares of the time in which the engine may compute, where clocks alone do not suffice or cannot be set. Nothing
 # below a tenth: answers must still come.
-DUTIES = (1.0, 0.9, 0.8, 0.7, 0.6, 0.5, 0.4, 0.3, 0.2, 0.1)
+DUTIES = tuple(round(1.0 - 0.05 * step, 2) for step in range(19))
 
 
 class Point(msgspec.Struct, frozen=True):
-    """Levels (indices into the prior's ladder) for prompts and for answers, and the duty of both."""
+    """Levels (indices into the prior's ladder) for prompts and for answers, which of the numbers of threads answers
+    have (an index into the level's), and the duty of both."""
 
     prefill: int
     decode: int
+    threads: int = -1
     duty: float = 1.0
+
+
+# Weight of a stretch that is longer than those before it, against a shorter one: so the length that is kept is passed
+# by about one in ten.
+LONGER_SHARE = 0.8
 
 
 class Mix(msgspec.Struct, frozen=True):
@@ -53,14 +61,31 @@ class LoadMemory:
         self._prefill = 0.0
         self._decode = 0.0
         self._busy = 0.0
+        self._phase: Phase = "idle"
+        self._lasted_s = 0.0
+        self._lengths_s: dict[Phase, float] = {}
 
     def add(self, load: LoadSight, point: Point, dt_s: float) -> None:
+        self._lasted_s += dt_s
+        if load.phase != self._phase:
+            before_s = self._lengths_s.get(self._phase, self._lasted_s)
+            # The longer ones count more: it is their end that is hottest.
+            share = LONGER_SHARE if self._lasted_s > before_s else 1 - LONGER_SHARE
+            self._lengths_s[self._phase] = before_s + share * (self._lasted_s - before_s)
+            self._phase, self._lasted_s = load.phase, 0.0
         levels = self._prior.levels
         step = min(1.0, dt_s / LOAD_TAU_S)
         prefill, decode = shares(load)
         self._prefill += (prefill * levels[point.prefill].prefill_rate * point.duty - self._prefill) * step
-        self._decode += (decode * levels[point.decode].decode_rate * point.duty - self._decode) * step
+        self._decode += (decode * levels[point.decode].decode[point.threads].rate * point.duty - self._decode) * step
         self._busy += (prefill + decode - self._busy) * step
+
+    def length_s(self, phase: Phase) -> float | None:
+        """How long a long stretch of a phase lasts; None: there was none yet."""
+        known_s = self._lengths_s.get(phase)
+        if phase == self._phase:
+            return max(known_s or 0.0, self._lasted_s) if known_s is not None else None
+        return known_s
 
     def mix(self, load: LoadSight) -> Mix:
         # A queue, or hardly any idle time, means that what is saved in one place is spent in the next.
@@ -73,11 +98,13 @@ def shares(load: LoadSight) -> tuple[float, float]:
 
 
 class Ahead(msgspec.Struct, frozen=True, kw_only=True):
-    """Outlooks from one moment: at what runs on average, and (unless idle) at what runs now."""
+    """Outlooks from one moment: at what runs on average, and (unless idle) at what runs now. `peaks`: how far the
+    fast stages follow prompts and answers, from their mean (0) to their full power (1)."""
 
     mean: Outlook
     now: Outlook | None
     phase: Phase
+    peaks: tuple[float, float]
 
 
 class Ladder:
@@ -85,16 +112,16 @@ class Ladder:
 
     def __init__(self, prior: HeatPrior, model: HeatModel) -> None:
         self._levels = prior.levels
-        fewer = prior.decode_threads < prior.prefill_threads
-        self._tolerance = DECODE_TOLERANCE if fewer else SAME_THREADS_TOLERANCE
+        self._choices = range(len(prior.levels[0].decode))
         self._model = model
+        self._fast_tau_s = max((stage.tau_s for stage in prior.stages if stage.tau_s < PEAK_TAU_S), default=1.0)
         self.top = len(prior.levels) - 1
 
     def mean(self, point: Point, mix: Mix) -> tuple[float, float, float]:
         """Shares of the time that the same work takes at `point` (prefill, decode), and the whole, which may be above
         1: then it cannot all be done."""
         prefill = mix.prefill / self._levels[point.prefill].prefill_rate / point.duty
-        decode = mix.decode / self._levels[point.decode].decode_rate / point.duty
+        decode = mix.decode / self._levels[point.decode].decode[point.threads].rate / point.duty
         whole = prefill + decode
         most = max(whole, 1e-9) if mix.saturated or whole > 1 else 1.0
         return prefill / most, decode / most, whole
@@ -104,26 +131,32 @@ class Ladder:
         levels = self._levels
         return (
             levels[point.prefill].prefill_w * prefill * point.duty,
-            levels[point.decode].decode_w * decode * point.duty,
+            levels[point.decode].decode[point.threads].watts * decode * point.duty,
         )
 
     def full(self, point: Point) -> tuple[float, float]:
         """Power while that phase runs without a break that takes more."""
         return max(self.power(point, 1.0, 0.0), self.power(point, 0.0, 1.0), key=sum)
 
-    def ahead(self, load: LoadSight, temp_c: float) -> Ahead:
+    def ahead(self, load: LoadSight, memory: LoadMemory, temp_c: float) -> Ahead:
         return Ahead(
+            peaks=(self._follows(memory.length_s("prefill")), self._follows(memory.length_s("decode"))),
             mean=self._model.outlook(MEAN_HORIZON_S, temp_c),
             now=None if load.phase == "idle" else self._model.outlook(NOW_HORIZON_S, temp_c),
             phase=load.phase,
         )
+
+    def _follows(self, length_s: float | None) -> float:
+        return 1.0 if length_s is None else 1 - math.exp(-length_s / self._fast_tau_s)
 
     def forecast_c(self, point: Point, mix: Mix, ahead: Ahead) -> tuple[float, float]:
         """The highest temperature that the point leads to within the horizons, and its uncertainty."""
         prefill, decode, _ = self.mean(point, mix)
         mean = self.power(point, prefill, decode)
         peaks = self.power(point, 1.0, 0.0), self.power(point, 0.0, 1.0)
-        worst = max(ahead.mean.at(mean, peak) for peak in peaks)
+        worst = max(
+            ahead.mean.at(mean, _between(mean, peak, share)) for peak, share in zip(peaks, ahead.peaks, strict=True)
+        )
         if ahead.now is not None:
             now = peaks[ahead.phase == "decode"]
             worst = max(worst, ahead.now.at(now, now))
@@ -135,36 +168,45 @@ class Ladder:
         for point in self._fastest_first(mix, clocks=clocks, apart=apart):
             forecast_c, sd_c = self.forecast_c(point, mix, ahead)
             if forecast_c + sd_c <= limit_c:
-                return self._thrifty(point, mix, clocks=clocks, apart=apart)
+                return self._thrifty(point, clocks=clocks, apart=apart)
+        return self.lowest(DUTIES[-1], clocks=clocks)
+
+    def lowest(self, duty: float, *, clocks: bool) -> Point:
+        """The least that clocks allow, at a duty."""
         low = 0 if clocks else self.top
-        return Point(low, low, DUTIES[-1])
+        threads = min(self._choices, key=lambda number: self._levels[low].decode[number].watts)
+        return Point(low, low, threads, duty)
 
     def _fastest_first(self, mix: Mix, *, clocks: bool, apart: bool) -> Iterator[Point]:
+        # Without any work yet, both count alike.
+        weighed = mix if mix.prefill + mix.decode > 1e-6 else Mix(0.5, 0.5)
         if clocks:
-            numbers = range(self.top + 1)
-            points = [Point(p, d) for p in numbers for d in (numbers if apart else (p,))]
-            # Without any work yet, both count alike.
-            weighed = mix if mix.prefill + mix.decode > 1e-6 else Mix(0.5, 0.5)
-            yield from sorted(points, key=lambda point: self.mean(point, weighed)[2])
+            points = self._points(apart=apart)
+            yield from sorted(points, key=lambda point: (self.mean(point, weighed)[2], -point.prefill))
         for duty in DUTIES:
             if duty < 1 or not clocks:
-                low = 0 if clocks else self.top
-                yield Point(low, low, duty)
+                points = [msgspec.structs.replace(self.lowest(duty, clocks=clocks), threads=n) for n in self._choices]
+                yield from sorted(points, key=lambda point: self.mean(point, weighed)[2])
 
-    def _thrifty(self, point: Point, mix: Mix, *, clocks: bool, apart: bool) -> Point:
-        """The same with the least clock for answers that costs them nothing to speak of. Where both share one clock,
-        only when heat has taken the highest already: until then a prompt has it all."""
-        if not clocks or not (apart or point.prefill < self.top):
-            return point
-        if apart:
-            least = self._levels[point.decode].decode_rate * (1 - self._tolerance)
-            number = next(n for n, level in enumerate(self._levels) if level.decode_rate >= least)
-            return Point(point.prefill, min(number, point.decode), point.duty)
-        fastest = self.mean(point, mix)[2]
-        for number in range(point.prefill):
-            if self.mean(Point(number, number), mix)[2] <= fastest * (1 + SAME_THREADS_TOLERANCE):
-                return Point(number, number, point.duty)
-        return point
+    def _points(self, *, apart: bool) -> list[Point]:
+        numbers = range(self.top + 1)
+        return [
+            Point(p, d, threads) for p in numbers for d in (numbers if apart else (p,)) for threads in self._choices
+        ]
+
+    def _thrifty(self, point: Point, *, clocks: bool, apart: bool) -> Point:
+        """The same with the least power for answers that costs them nothing to speak of."""
+        rate = self._levels[point.decode].decode[point.threads].rate
+        least = max(rate * (1 - DECODE_TOLERANCE), min(rate, 1.0) * (1 - PLAIN_TOLERANCE))
+        decodes = range(point.decode + 1) if clocks and apart else (point.decode,)
+        found = [
+            (answering.watts, number, threads)
+            for number in decodes
+            for threads, answering in enumerate(self._levels[number].decode)
+            if answering.rate >= least
+        ]
+        _, number, threads = min(found)
+        return Point(point.prefill, number, threads, point.duty)
 
     def holds(self, point: Point, temp_c: float, limit_c: float) -> bool:
         """Whether the point could run for ever, with everything against it: for a chip whose sensor is silent."""
@@ -182,3 +224,7 @@ class Ladder:
 # Against a silent sensor: a room that warms by as much as a day in the sun, and a quarter more heat than was learned.
 BLIND_AMBIENT_C = 10.0
 BLIND_GAIN = 0.25
+
+
+def _between(mean: tuple[float, float], peak: tuple[float, float], share: float) -> tuple[float, float]:
+    return mean[0] + share * (peak[0] - mean[0]), mean[1] + share * (peak[1] - mean[1])

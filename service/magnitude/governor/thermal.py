@@ -15,6 +15,7 @@ import msgspec
 
 from magnitude.governor.heat_model import HeatEstimate, HeatModel
 from magnitude.governor.operating_point import DUTIES, Ladder, LoadMemory, Mix, Point, shares
+from magnitude.governor.stuck_sensor import StuckSensor
 from magnitude.governor.thermal_prior import HeatLimits, HeatPrior
 from magnitude.governor.thermal_terms import (
     Announce,
@@ -65,6 +66,7 @@ class ThermalGovernor:
         self._model = HeatModel(prior)
         self._ladder = Ladder(prior, self._model)
         self._load = LoadMemory(prior)
+        self._sensor = StuckSensor()
         self._budget = WriteBudget()
         self._caps: dict[str, int | None] = {}
         self._written_s = -1e9
@@ -73,7 +75,7 @@ class ThermalGovernor:
         self._limit: int | None = None
         self._smaller = False
         self._pressed_s: float | None = None
-        self._told_threads = False
+        self._wished: int | None = None
         self._seen = False
         self._now_s: float | None = None
         self._phase: Phase = "idle"
@@ -91,27 +93,32 @@ class ThermalGovernor:
         """Look at the board, and return what is to be done about it."""
         dt_s = 0.0 if self._now_s is None else max(0.0, now_s - self._now_s)
         self._now_s = now_s
+        stuck = sight.temp_c is not None and self._sensor.look(sight.temp_c, self._model.told_rise_c)
+        if stuck:
+            sight = msgspec.structs.replace(sight, temp_c=None)
         self._learn(sight, dt_s)
         effects: list[Effect] = []
-        if not self._told_threads:
-            effects.append(self._threads())
         clocks = all(cluster.writable for cluster in sight.clusters if cluster.name in self.prior.levels[0].caps_khz)
         clocks = clocks and bool(sight.clusters)
         mix = self._load.mix(sight.load)
         before = self.state
-        self._judge(sight)
+        self._judge(sight, stuck=stuck)
         urgent = self._choose(sight, mix, now_s, clocks=clocks)
         if self.state != before:
             effects.append(Announce(self.state, before, self.reason))
         effects += self._write(sight, now_s, urgent=urgent, clocks=clocks)
+        effects += self._threads()
         effects += self._press(mix, sight.load, now_s)
         return effects
 
-    def _threads(self) -> SetThreads:
-        self._told_threads = True
-        prefill, decode = self.prior.prefill_threads, self.prior.decode_threads
-        why = "answers wait for memory, which fewer threads read as fast" if decode < prefill else "all alike"
-        return SetThreads(prefill, decode, f"{prefill} threads for prompts, {decode} for answers: {why}")
+    def _threads(self) -> list[Effect]:
+        prefill = self.prior.prefill_threads
+        decode = self.prior.levels[self.point.decode].decode[self.point.threads].threads
+        if self._wished == decode:
+            return []
+        self._wished = decode
+        why = "answers wait for memory, fewer threads read as fast" if decode < prefill else "answers need them all"
+        return [SetThreads(prefill, decode, f"{prefill} threads for prompts, {decode} for answers: {why}")]
 
     def _learn(self, sight: ThermalSight, dt_s: float) -> None:
         load = sight.load
@@ -120,13 +127,18 @@ class ThermalGovernor:
             self._phase = load.phase
         self._changes *= 0.5 ** (dt_s / 40.0)  # a minute's worth: its mean age is 60 s
         prefill, decode = shares(load)
-        at = Point(self._in_force(sight, self.point.prefill), self._in_force(sight, self.point.decode), self._duty)
+        at = msgspec.structs.replace(
+            self.point,
+            prefill=self._in_force(sight, self.point.prefill),
+            decode=self._in_force(sight, self.point.decode),
+            duty=self._duty,
+        )
         self._load.add(load, at, dt_s)
         levels = self.prior.levels
         self._seen = self._seen or sight.temp_c is not None
         self._model.observe(
             levels[at.prefill].prefill_w * prefill * at.duty,
-            levels[at.decode].decode_w * decode * at.duty,
+            levels[at.decode].decode[at.threads].watts * decode * at.duty,
             sight.temp_c,
             dt_s,
         )
@@ -143,12 +155,13 @@ class ThermalGovernor:
                 level = min(level, highest)
         return level
 
-    def _judge(self, sight: ThermalSight) -> None:
+    def _judge(self, sight: ThermalSight, *, stuck: bool) -> None:
         """The state that the sensors speak for; what the chosen point makes of "cool" and "warm" comes after."""
         limits, temp_c = self.limits, sight.temp_c
         if temp_c is None:
             if self._seen or limits.expects_sensor:
-                self.state, self.reason = "blind", f"no sensor has answered for {sight.age_s:.0f} s"
+                told = "the sensor is stuck" if stuck else f"no sensor has answered for {sight.age_s:.0f} s"
+                self.state, self.reason = "blind", f"{told}; by the model {self._model.temp_c:.0f} °C"
             return
         if temp_c >= limits.down_c or sight.soft_limit:
             told = "the firmware limits clocks" if sight.soft_limit else f"at or above {limits.down_c:.0f} °C"
@@ -160,9 +173,8 @@ class ThermalGovernor:
 
     def _choose(self, sight: ThermalSight, mix: Mix, now_s: float, *, clocks: bool) -> bool:
         """Choose the point. True when the clocks must follow at once."""
-        low = 0 if clocks else self._ladder.top
         if self.state == "hot":
-            self.point = Point(low, low, self._hot_duty(sight, low))
+            self.point = self._ladder.lowest(self._hot_duty(sight, clocks=clocks), clocks=clocks)
             return True
         if self.state == "blind":
             self.point = self._blind_point(clocks=clocks)
@@ -171,7 +183,7 @@ class ThermalGovernor:
         if temp_c is None:
             return False  # a board that never had a sensor: its makers have not meant it to need one
         target_c = self.limits.target_c
-        ahead = self._ladder.ahead(sight.load, temp_c)
+        ahead = self._ladder.ahead(sight.load, self._load, temp_c)
         forecast_c, sd_c = self._ladder.forecast_c(self.point, mix, ahead)
         self.forecast_c = forecast_c
         passes = forecast_c + sd_c > target_c
@@ -189,28 +201,28 @@ class ThermalGovernor:
         self.reason = f"{temp_c:.1f} °C now, {forecast_c:.1f} °C ahead, {target_c:.1f} °C at most"
         return passes and temp_c > target_c
 
-    def _hot_duty(self, sight: ThermalSight, low: int) -> float:
+    def _hot_duty(self, sight: ThermalSight, *, clocks: bool) -> float:
         temp_c = sight.temp_c if sight.temp_c is not None else self.limits.down_c
         if temp_c >= self.limits.soft_c - LAST_RESORT_C:
             return DUTIES[-1]
         outlook = self._model.outlook(HOT_HORIZON_S, temp_c)
         for duty in DUTIES:
-            full = self._ladder.full(Point(low, low, duty))
+            full = self._ladder.full(self._ladder.lowest(duty, clocks=clocks))
             if outlook.at(full, full)[0] < self.limits.down_c:
                 return duty
         return DUTIES[-1]
 
     def _blind_point(self, *, clocks: bool) -> Point:
-        low = 0 if clocks else self._ladder.top
         believed_c = self._model.temp_c
         if self._seen and clocks:
             for number in range(self._ladder.top, 0, -1):
                 if self._ladder.holds(Point(number, number), believed_c, self.limits.target_c):
                     return Point(number, number)
         for duty in DUTIES:
-            if self._ladder.holds(Point(low, low, duty), believed_c, self.limits.target_c):
-                return Point(low, low, duty)
-        return Point(low, low, DUTIES[-1])
+            point = self._ladder.lowest(duty, clocks=clocks)
+            if self._ladder.holds(point, believed_c, self.limits.target_c):
+                return point
+        return self._ladder.lowest(DUTIES[-1], clocks=clocks)
 
     def _level(self, phase: Phase) -> int:
         if phase == "decode":

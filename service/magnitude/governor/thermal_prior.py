@@ -11,30 +11,44 @@ from collections.abc import Sequence
 import msgspec
 
 from magnitude.board.profile import BoardProfile, ClusterProfile, ThermalStage
-from magnitude.governor.thermal_terms import ClusterSight
+from magnitude.board.profiles import policy_name
+from magnitude.board.sim.power import cores_w
+from magnitude.board.sim.workload import CoreUse, Load, ModelCost, Work, load_of
+from magnitude.governor.thermal_terms import ClusterSight, Phase
 
-# Share of a decode step that waits for memory, at the highest clock. llama.cpp on a Raspberry Pi 5 reads its
-# weights at 10 GB/s with four threads, where a plain read reaches 11.6 (ggml-org/llama.cpp#26484): 86 %.
-MEMORY_BOUND_SHARE = 0.86
-# Where no profile says how the voltage follows the clock.
-_KHZ_PER_GHZ = 1_000_000
+# What the ladder is worked out for: a model of 1.5 billion weights in 4 bits, as boards run them. Only the
+# proportions between levels and phases count, and those hardly depend on it.
+TYPICAL = ModelCost(weight_bytes=1.0e9, macs_per_token=1.5e9)
+
+
+# Numbers of threads that decode slower than this, compared with as many as prompts have, are no choice: a change
+# between such and others is a jump that readers of a stream notice.
+LEAST_DECODE_RATE = 0.9
+
+
+class Answering(msgspec.Struct, frozen=True):
+    """Decoding on so many threads: what it adds to the idle chip while it runs, and its rate."""
+
+    threads: int
+    watts: float
+    rate: float
 
 
 class Level(msgspec.Struct, frozen=True, kw_only=True):
     """A step of the ladder. `caps_khz` by policy (the highest level has none: clocks are as they were found).
-    Power is what the work adds to the idle chip while it runs, and rates are relative to the highest level's."""
+    `prefill_w` is what prompts add to the idle chip while they are read, `prefill_rate` is relative to the highest
+    level. Answers may run on several numbers of threads, the same ones at each level; their rates are relative to
+    the last one's, which are as many as for prompts, at the highest level."""
 
     caps_khz: dict[str, int | None]
     prefill_w: float
-    decode_w: float
     prefill_rate: float
-    decode_rate: float
+    decode: tuple[Answering, ...]
 
 
 class HeatPrior(msgspec.Struct, frozen=True, kw_only=True):
     """Levels from the lowest to the highest, and the way of the heat. `idle_w` is the chip's power when nothing runs
-    and it is cold; `leakage_w` of it, at 25 °C, doubles every `leakage_doubles_c`. `prefill_threads` and
-    `decode_threads` are those that the powers and rates hold for."""
+    and it is cold; besides, there are `leakage_w` at 25 °C, which double every `leakage_doubles_c`."""
 
     levels: tuple[Level, ...]
     stages: tuple[ThermalStage, ...]
@@ -42,7 +56,6 @@ class HeatPrior(msgspec.Struct, frozen=True, kw_only=True):
     leakage_w: float
     leakage_doubles_c: float
     prefill_threads: int
-    decode_threads: int
 
 
 class HeatLimits(msgspec.Struct, frozen=True, kw_only=True):
@@ -69,35 +82,42 @@ def limits_of(profile: BoardProfile) -> HeatLimits:
 
 
 def prior_of(
-    profile: BoardProfile,
-    clusters: Sequence[ClusterSight] = (),
-    *,
-    prefill_threads: int | None = None,
-    decode_threads: int | None = None,
+    profile: BoardProfile, clusters: Sequence[ClusterSight] = (), *, threads: int | None = None
 ) -> HeatPrior:
-    """The profile's figures for `clusters` as the kernel shows them (none: as the profile has them). Threads are
-    those that will really run; None: the profile's."""
-    prefill_threads = prefill_threads or profile.prefill_threads
-    decode_threads = decode_threads or profile.decode_threads
-    computing = _computing(profile, max(prefill_threads, decode_threads))
+    """The profile's figures for `clusters` as the kernel shows them (none: as the profile has them). `threads`: the
+    only number of threads that the engine has; None: prompts run on the profile's, answers on any number up to it."""
+    prefill_threads = threads or profile.prefill_threads
+    decode_threads = (prefill_threads,) if threads else tuple(range(1, prefill_threads + 1))
+    computing = _computing(profile, prefill_threads)
     shown = {cluster.name: cluster for cluster in clusters}
-    highest = computing[0].opps[-1].khz
-    shares = sorted({opp.khz / highest for opp in computing[0].opps})
-    top = shares[-1]
+    shares = sorted({opp.khz / computing[0].opps[-1].khz for opp in computing[0].opps})
+    best_prefill = _load(profile, computing, 1.0, "prefill", prefill_threads)
+    best_decode = _load(profile, computing, 1.0, "decode", prefill_threads)
+    useful = [
+        number
+        for number in decode_threads
+        if _load(profile, computing, 1.0, "decode", number).decode_tokens_s
+        >= best_decode.decode_tokens_s * LEAST_DECODE_RATE
+    ]
     levels = []
     for share in shares:
         caps: dict[str, int | None] = {}
         for cluster in computing:
-            name = f"policy{cluster.cpus[0]}"
+            name = policy_name(profile, profile.clusters.index(cluster))
             opps = (shown[name].opps_khz if name in shown else ()) or tuple(opp.khz for opp in cluster.opps)
-            caps[name] = None if share == top else _opp_at_most(opps, round(share * cluster.opps[-1].khz))
+            caps[name] = None if share == shares[-1] else _opp_at_most(opps, round(share * cluster.opps[-1].khz))
+        prefill = _load(profile, computing, share, "prefill", prefill_threads)
+        answering = []
+        for number in useful:
+            decode = _load(profile, computing, share, "decode", number)
+            watts = _watts(profile, _used(computing, share, number), decode)
+            answering.append(Answering(number, watts, decode.decode_tokens_s / best_decode.decode_tokens_s))
         levels.append(
             Level(
                 caps_khz=caps,
-                prefill_w=_busy_w(profile, computing, share, prefill_threads, 1.0),
-                decode_w=_decode_w(profile, computing, share, decode_threads),
-                prefill_rate=share,
-                decode_rate=_decode_rate(profile, computing, share, decode_threads),
+                prefill_w=_watts(profile, _used(computing, share, prefill_threads), prefill),
+                prefill_rate=prefill.prefill_tokens_s / best_prefill.prefill_tokens_s,
+                decode=tuple(answering),
             )
         )
     return HeatPrior(
@@ -107,7 +127,6 @@ def prior_of(
         leakage_w=profile.power.leakage_w,
         leakage_doubles_c=profile.power.leakage_doubles_c,
         prefill_threads=prefill_threads,
-        decode_threads=decode_threads,
     )
 
 
@@ -136,45 +155,23 @@ def _spread(clusters: Sequence[ClusterProfile], threads: int) -> list[tuple[Clus
     return found
 
 
-def _busy_w(
-    profile: BoardProfile, clusters: Sequence[ClusterProfile], share: float, threads: int, activity: float
-) -> float:
-    watts = 0.0
-    for cluster, taken in _spread(clusters, threads):
-        khz = share * cluster.opps[-1].khz
-        watts += taken * cluster.watts_per_ghz_v2 * khz / _KHZ_PER_GHZ * _volts(cluster, khz) ** 2 * activity
-    return watts
+def _watts(profile: BoardProfile, used: Sequence[CoreUse], load: Load) -> float:
+    return cores_w(profile, used, load) + load.memory_gb_s * profile.memory.watts_per_gb_s
 
 
-def _volts(cluster: ClusterProfile, khz: float) -> float:
-    """The voltage of the lowest point that reaches the clock: clocks between two points run at the higher one's."""
-    return next((opp.volts for opp in cluster.opps if opp.khz >= khz * (1 - 1e-9)), cluster.opps[-1].volts)
+def _load(
+    profile: BoardProfile, clusters: Sequence[ClusterProfile], share: float, phase: Phase, threads: int
+) -> Load:
+    work = Work(phase=phase, threads=threads, model=TYPICAL)
+    return load_of(profile, _used(clusters, share, threads), work)
 
 
-def _asked_gb_s(clusters: Sequence[ClusterProfile], share: float, threads: int) -> float:
-    return sum(
-        taken * cluster.bytes_per_cycle * share * cluster.opps[-1].khz / _KHZ_PER_GHZ
-        for cluster, taken in _spread(clusters, threads)
-    )
-
-
-def _given_gb_s(profile: BoardProfile, threads: int) -> float:
-    """What memory gives to so many threads; between measured numbers of threads, the nearest lower one's."""
-    known = profile.memory.read_gb_s
-    return known[max((number for number in known if number <= threads), default=min(known))]
-
-
-def _decode_rate(profile: BoardProfile, clusters: Sequence[ClusterProfile], share: float, threads: int) -> float:
-    given = _given_gb_s(profile, threads)
-    full = min(given, _asked_gb_s(clusters, 1.0, threads))
-    now = min(given, _asked_gb_s(clusters, share, threads))
-    return 1 / (MEMORY_BOUND_SHARE * full / now + (1 - MEMORY_BOUND_SHARE) / share)
-
-
-def _decode_w(profile: BoardProfile, clusters: Sequence[ClusterProfile], share: float, threads: int) -> float:
-    rate = _decode_rate(profile, clusters, share, threads)
-    computing = (1 - MEMORY_BOUND_SHARE) / share * rate  # share of a step's time
-    activity = computing + (1 - computing) * profile.power.stalled_activity
-    read_gb_s = min(_given_gb_s(profile, threads), _asked_gb_s(clusters, share, threads)) * (1 - computing)
-    cores = _busy_w(profile, clusters, share, threads, activity)
-    return cores + read_gb_s * profile.memory.watts_per_gb_s
+def _used(clusters: Sequence[ClusterProfile], share: float, threads: int) -> tuple[CoreUse, ...]:
+    """Which cores so many threads run on, and how fast; the fastest clusters are filled first."""
+    found = []
+    for cluster in clusters:
+        taken = min(threads, len(cluster.cpus))
+        if taken:
+            found.append(CoreUse(cluster=cluster, cores=taken, ghz=share * cluster.opps[-1].khz / 1e6))
+        threads -= taken
+    return tuple(found)

@@ -31,8 +31,6 @@ from magnitude.simulate.controllers import STOCK_THREADS, Controller
 from magnitude.simulate.load import Load
 from magnitude.simulate.trace import Latencies, Rows, Summary, Trace, most_within, percentile, ratio
 
-# How often the controller is asked while nothing changes: as often as the service asks its own.
-CONTROL_S = 1.0
 # Shortest step of time: the rest of a step of two that end nearly at once.
 LEAST_STEP_S = 1e-3
 # Decisions kept of a run, the first ones: enough to see how it settled.
@@ -85,7 +83,8 @@ class _Run:
         self._threads: dict[Phase, int] = dict.fromkeys(PHASES, self._planned)
         self._duties: dict[Phase, float] = dict.fromkeys(PHASES, 1.0)
         self._phase: Phase = "idle"
-        self._asked_s = -CONTROL_S
+        # The controller is asked at each full second, as often as the service asks its own, and when a phase begins.
+        self._ask_s = 0.0
         self._spent: dict[Phase, float] = dict.fromkeys(PHASES, 0.0)
         self._since_look: dict[Phase, float] = dict.fromkeys(PHASES, 0.0)
         self._recorder = _Recorder(self.board, profile)
@@ -97,12 +96,12 @@ class _Run:
         board, agents = self.board, self._agents
         agents.wake(board.now_s)
         phase = agents.phase()
-        if phase != self._phase or board.now_s - self._asked_s >= CONTROL_S - 1e-9:
+        if phase != self._phase or board.now_s >= self._ask_s - 1e-9:
             self._phase = phase
             self._control()
         work = agents.work(self._threads, self._duties)
         event_s = agents.next_event_s(board.now_s, board.load_now(work), work.duty)
-        until_s = min(self._asked_s + CONTROL_S, self._recorder.second_ends_s, end_s)
+        until_s = min(self._recorder.second_ends_s, end_s)
         step_s = max(LEAST_STEP_S, min(event_s, until_s - board.now_s))
         done = board.advance(step_s, work)
         agents.advance(board.now_s, done)
@@ -124,6 +123,7 @@ class _Run:
             prompt_tokens=recorder.prompt_tokens,
             tokens_s=recorder.tokens / self.board.now_s,
             decode_tokens_s=ratio(recorder.tokens, decoding_s),
+            busy_tokens_s=ratio(recorder.tokens, recorder.busy_s),
             board_j_per_token=ratio(recorder.board_j, recorder.tokens),
             chip_j_per_token=ratio(recorder.chip_j, recorder.tokens),
             inter_token_p50_s=p50,
@@ -145,7 +145,7 @@ class _Run:
     def _control(self) -> None:
         now_s = self.board.now_s
         effects = self._controller.step(self.board.snapshot(), self._sight(), now_s)
-        self._asked_s = now_s
+        self._ask_s = self._recorder.second_ends_s
         self._since_look = dict.fromkeys(PHASES, 0.0)
         self._carry_out(effects, now_s)
 
@@ -207,7 +207,6 @@ class _Recorder:
         self.second_ends_s = 1.0
         self._board = board
         self._policy = policy_name(profile, fastest)
-        self._cluster = fastest
         # Of the second that is under way.
         self._peak_c = board.temp_c
         self._tokens = self._board_j = self._chip_j = self._gap_s = 0.0
@@ -237,7 +236,7 @@ class _Recorder:
     def _end_second(self) -> None:
         rows, board = self.rows, self._board
         rows.temp_c.append(self._peak_c)
-        rows.asked_khz.append(board.snapshot().clocks[self._cluster].cur_khz or 0)
+        rows.asked_khz.append(board.asked_khz[self._policy])
         rows.effective_khz.append(board.effective_khz[self._policy])
         rows.tokens_s.append(self._tokens)
         rows.inter_token_s.append(self._gap_s)

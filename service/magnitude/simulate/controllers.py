@@ -36,16 +36,13 @@ class StockController:
 
 
 class GovernedController:
-    """The thermal governor with what the profile says of the board, right or wrong. `threads` are those of prompts
-    and of answers that will really run; None: as the governor asks for."""
+    """The thermal governor with what the profile says of the board, right or wrong. `threads`: the engine's only
+    number of threads; None: as many as the governor asks for in each phase."""
 
     name = "magnitude"
 
-    def __init__(self, profile: BoardProfile, *, threads: tuple[int, int] | None = None) -> None:
-        prefill, decode = threads or (None, None)
-        self.governor = ThermalGovernor(
-            prior_of(profile, prefill_threads=prefill, decode_threads=decode), limits_of(profile)
-        )
+    def __init__(self, profile: BoardProfile, *, threads: int | None = None) -> None:
+        self.governor = ThermalGovernor(prior_of(profile, threads=threads), limits_of(profile))
 
     def step(self, snapshot: Snapshot, load: LoadSight, now_s: float) -> Sequence[Effect]:
         return self.governor.apply(sight_of(snapshot, load), now_s)

@@ -10,17 +10,21 @@ from typing import Any
 
 from magnitude.board.profile import BoardProfile
 from magnitude.errors import ConfigError
-from magnitude.simulate.trace import Rows, Trace
+from magnitude.simulate.trace import Rows, Summary, Trace
 
 # Points across the picture: more would not be seen, and make an SVG of megabytes.
-POINTS = 600
+POINTS = 400
 # One colour a run, told apart by colour-blind readers too (Okabe and Ito).
 COLOURS = ("#d55e00", "#0072b2", "#009e73", "#cc79a7")
+PANELS = ("chip, °C", "clock, GHz", "tokens/s (minute)", "between tokens, ms", "J per token so far")
+# A hard limit further above the soft one would only squeeze what is to be seen.
+FAR_C = 15.0
 NAMES = {"off": "kernel and firmware alone", "magnitude": "thermal governor"}
 
 
-def plot(traces: Sequence[Trace], profile: BoardProfile, target: Path) -> None:
-    """Write temperature, clock, tokens a second, time between tokens and energy over time, all runs in each.
+def plot(columns: Sequence[tuple[BoardProfile, Sequence[Trace]]], target: Path) -> None:
+    """Write temperature, clock, tokens a second, time between tokens and energy over time: a column a board, all its
+    runs in each.
 
     The kind of file goes by the name (.png, .svg, .pdf). Raises `ConfigError` without matplotlib, or where the file
     cannot be written.
@@ -35,26 +39,14 @@ def plot(traces: Sequence[Trace], profile: BoardProfile, target: Path) -> None:
     matplotlib.rcParams["svg.hashsalt"] = "magnitude"
     from matplotlib import pyplot
 
-    figure, panels = pyplot.subplots(5, 1, figsize=(10, 11), sharex=True)
-    for trace, colour in zip(traces, COLOURS, strict=False):
-        _draw(panels, trace, colour)
-    trips = profile.trips
-    panels[0].axhline(
-        trips.soft_c, color="black", linewidth=0.8, linestyle="--", label=f"throttles from {trips.soft_c:g} °C"
+    figure, grid = pyplot.subplots(
+        len(PANELS), len(columns), figsize=(2 + 7 * len(columns), 11), sharex="col", squeeze=False
     )
-    if trips.hard_c < trips.soft_c + 15:
-        panels[0].axhline(trips.hard_c, color="black", linewidth=0.8, label=f"hard limit {trips.hard_c:g} °C")
-    for panel, text in zip(
-        panels,
-        ("chip, °C", "clock, GHz", "tokens/s (minute)", "between tokens, ms", "J per token so far"),
-        strict=True,
-    ):
-        panel.set_ylabel(text)
-        panel.grid(alpha=0.25)
-    panels[-1].set_xlabel("minutes")
-    panels[0].legend(fontsize="small", loc="lower right")
-    said = traces[0].summary
-    figure.suptitle(f"Simulated: {profile.title}, load {said.load!r}, {said.ambient_c:g} °C around")
+    for column, (profile, traces) in enumerate(columns):
+        panels = grid[:, column]
+        for trace, colour in zip(traces, COLOURS, strict=False):
+            _draw(panels, trace, colour)
+        _decorate(panels, profile, traces[0].summary)
     figure.tight_layout()
     try:
         # No date in the file and fixed ids, so that the same figures give the same bytes.
@@ -67,6 +59,23 @@ def plot(traces: Sequence[Trace], profile: BoardProfile, target: Path) -> None:
         ) from error
     finally:
         pyplot.close(figure)
+
+
+def _decorate(panels: Any, profile: BoardProfile, said: Summary) -> None:
+    trips = profile.trips
+    panels[0].axhline(
+        trips.soft_c, color="black", linewidth=0.8, linestyle="--", label=f"throttles from {trips.soft_c:g} °C"
+    )
+    if trips.hard_c < trips.soft_c + FAR_C:
+        panels[0].axhline(trips.hard_c, color="black", linewidth=0.8, label=f"hard limit {trips.hard_c:g} °C")
+    for panel, text in zip(panels, PANELS, strict=True):
+        panel.set_ylabel(text)
+        panel.grid(alpha=0.25)
+    panels[-1].set_xlabel("minutes")
+    panels[0].legend(fontsize="small", loc="lower right")
+    panels[0].set_title(
+        f"Simulated: {profile.title}, load {said.load!r}, {said.ambient_c:g} °C around", fontsize="medium"
+    )
 
 
 def _draw(panels: Any, trace: Trace, colour: str) -> None:

@@ -55,11 +55,12 @@ class Rows:
 class Summary(msgspec.Struct, frozen=True, kw_only=True):
     """A simulated run in figures. Tokens are generated ones unless they are called prompt tokens.
 
-    `tokens_s` is tokens over the whole time, `decode_tokens_s` tokens over the time in which any were decoded. Energy
-    a token is all energy, idle time and prompts included, over all tokens. `inter_token_p95_over_p50` is the spread
-    of the time between two tokens of an answer. `soft_s` and `hard_s` count the seconds in which the chip was at or
-    above the board's own limits at any moment; the governor's changes of clock limits are counted as it asked for
-    them."""
+    `tokens_s` is tokens over the whole time, `decode_tokens_s` over the time in which any were decoded,
+    `busy_tokens_s` over the time in which anything ran, prompts included: the speed of a board that mostly waits for
+    its agents. Energy a token is all energy, idle time and prompts included, over all tokens.
+    `inter_token_p95_over_p50` is the spread of the time between two tokens of an answer. `soft_s` and `hard_s` count
+    the seconds in which the chip was at or above the board's own limits at any moment; the governor's changes of
+    clock limits are counted as it asked for them."""
 
     board: str
     load: str
@@ -70,6 +71,7 @@ class Summary(msgspec.Struct, frozen=True, kw_only=True):
     prompt_tokens: float
     tokens_s: float
     decode_tokens_s: float | None
+    busy_tokens_s: float | None
     board_j_per_token: float | None
     chip_j_per_token: float | None
     inter_token_p50_s: float | None

@@ -44,6 +44,7 @@ class SimulatedBoard:
         self._throttle = throttle_of(profile)
         self._chip = Chip(profile.thermal, profile.fan, ambient_c)
         self._points: dict[tuple[object, ...], _Point] = {}
+        self._cores: dict[int, tuple[int, ...]] = {}
         self._settle_idle()
 
     @property
@@ -58,6 +59,11 @@ class SimulatedBoard:
     @ambient_c.setter
     def ambient_c(self, value: float) -> None:
         self._chip.ambient_c = value
+
+    @property
+    def asked_khz(self) -> dict[str, int]:
+        """The clocks that the kernel's governor asks for, by policy."""
+        return dict(zip(self._policies, self._clocks.asked_khz, strict=True))
 
     @property
     def effective_khz(self) -> dict[str, float]:
@@ -83,7 +89,7 @@ class SimulatedBoard:
             raise ValueError(f"{work.phase} needs a model")
         busy = work.phase != "idle" and work.duty > 0
         duty = min(1.0, work.duty) if busy else 0.0
-        cores = placed(self.profile, work.threads)
+        cores = self._placed(work.threads)
         self._clocks.want(tuple(busy and count > 0 for count in cores))
         prefill = decode = energy_j = chip_j = 0.0
         steps = 0.0
@@ -117,7 +123,7 @@ class SimulatedBoard:
 
     def load_now(self, work: Work) -> Load:
         """What `work` comes to at the clocks of this moment, at full duty."""
-        return self._point(work, placed(self.profile, work.threads)).load
+        return self._point(work, self._placed(work.threads)).load
 
     def snapshot(self) -> Snapshot:
         """What a sampler would read now. Clocks are the kernel's ask: throttling by firmware does not show in
@@ -168,6 +174,12 @@ class SimulatedBoard:
         if self._chip.temp_c > self.profile.trips.soft_c - NEAR_TRIP_C:
             step_s = min(step_s, LOOK_S)
         return step_s
+
+    def _placed(self, threads: int) -> tuple[int, ...]:
+        cores = self._cores.get(threads)
+        if cores is None:
+            cores = self._cores[threads] = placed(self.profile, threads)
+        return cores
 
     def _effective(self) -> list[float]:
         return [
