@@ -237,7 +237,7 @@ class Service:
             return cost_of(plan.description, work.past_tokens) if plan is not None else None
 
         await self.simulated.run(
-            self.dispatcher.present,
+            self.dispatcher.work,
             cost,
             duty=lambda: self.pace.without(SOURCE),
             pace=lambda shares: self.pace.set(SOURCE, shares.prefill, shares.decode),
