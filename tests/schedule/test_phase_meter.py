@@ -6,7 +6,7 @@ from hypothesis import strategies as st
 
 from magnitude.governor.thermal_terms import PHASES, LoadSight, Phase
 from magnitude.schedule.open_tasks import OpenTask
-from magnitude.schedule.phase_meter import PhaseMeter, PhaseTimes, WorkMeter, load_sight, work_by_phase
+from magnitude.schedule.phase_meter import LoadLooks, PhaseMeter, PhaseTimes, WorkMeter, load_sight, work_by_phase
 from magnitude.schedule.present_work import IDLE, PresentWork
 
 DECODE = PresentWork(phase="decode", decoding=2, model="m", past_tokens=40)
@@ -69,3 +69,22 @@ def _run() -> OpenTask:
     made = OpenTask(1, "m", close=lambda task, record: None, withdraw=lambda key: None)
     made.started(0.0)
     return made
+
+
+def test_each_look_tells_of_the_time_since_the_one_before() -> None:
+    now_s = 0.0
+    tasks: list[OpenTask] = []
+    meter = WorkMeter(lambda: tasks, lambda: now_s)
+    looks = LoadLooks(meter, lambda: (1, 2))
+    tasks.append(_run())
+    meter.look()
+    now_s = 2.0
+    sight = looks()
+    assert (sight.phase, sight.prefill_share, sight.running, sight.waiting) == ("prefill", 1.0, 1, 2)
+    now_s = 3.0
+    tasks.clear()
+    meter.look()
+    now_s = 5.0
+    assert looks().prefill_share == pytest.approx(1 / 3)
+    now_s = 6.0
+    assert looks() == LoadSight(running=1, waiting=2)

@@ -22,6 +22,7 @@ from magnitude.engine.protocol import Failed, Finished, PrefillProgress, Tensor,
 from magnitude.errors import EngineNotReady, MagnitudeError
 from magnitude.feedback.records import Feedback, TaskRecord
 from magnitude.governor.memory_state import MemoryState
+from magnitude.governor.thermal_report import BoardView
 from magnitude.models.description import ModelDescription
 from magnitude.schedule.admission import Admission
 from magnitude.schedule.conversations import Conversations
@@ -149,6 +150,7 @@ class Dispatcher:
         self._ids = itertools.count(1)
         # As others see them.
         self.memory_state: Callable[[], MemoryState] = MemoryState
+        self.board_view: Callable[[], BoardView] = BoardView
         self.pace_state: Callable[[], Mapping[str, Shares]] = dict
         self.simulated_state: Callable[[], SimulatedState | None] = lambda: None
         self._compute_slots: dict[str, int] = {}
@@ -409,6 +411,7 @@ class Dispatcher:
             self.figures(),
             residency=residency,
             memory=self.memory_state(),
+            board=self.board_view(),
             pace=self.pace_state(),
             simulated_board=self.simulated_state(),
         )

@@ -87,6 +87,22 @@ class WorkMeter:
         return self._meter.times(self._clock())
 
 
+class LoadLooks:
+    """What each look at the load tells: what the engine is at, and what the time since the look before went into.
+    `queue` gives running and waiting requests."""
+
+    def __init__(self, meter: WorkMeter, queue: Callable[[], tuple[int, int]]) -> None:
+        self._meter = meter
+        self._queue = queue
+        self._before = meter.times()
+
+    def __call__(self) -> LoadSight:
+        now = self._meter.times()
+        spent, self._before = now.since(self._before), now
+        running, waiting = self._queue()
+        return load_sight(self._meter.present(), spent, running=running, waiting=waiting)
+
+
 def load_sight(work: PresentWork, spent: PhaseTimes, *, running: int, waiting: int) -> LoadSight:
     """What the thermal governor is told of the load: `work` now, and what the time since its last look went into."""
     total_s = spent.total_s
