@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from pathlib import Path
 from typing import Annotated
 
@@ -17,6 +18,7 @@ from bench.thermal import (
     CONTENDERS,
     COOL,
     HOT_LOAD,
+    OTHER_LOADS,
     Job,
     Outcome,
     Point,
@@ -24,6 +26,7 @@ from bench.thermal import (
     cool_jobs,
     hot_jobs,
     missed,
+    other_jobs,
     outcomes,
     run_all,
     run_job,
@@ -52,15 +55,18 @@ def thermal(
 ) -> None:
     """Simulated: boards with the thermal governor beside the same boards without it, also where the profile is
     wrong."""
-    jobs = [*hot_jobs(hours, ambient), *cool_jobs(hours, ambient)]
+    jobs = [*hot_jobs(hours, ambient), *other_jobs(hours, ambient), *cool_jobs(hours, ambient)]
     with console.status("") as status:
         results = run_all(jobs, status.update)
         bests = [Best(board=board, point=point, summary=summary)
                  for board in (BOARDS if best else ())
                  for point, summary in [best_fixed(board, hours, ambient, status.update)]]  # fmt: skip
     found = outcomes(results)
-    console.print(f"Simulated, {hours:g} h at {ambient:g} °C; x: against the same board without the governor.")
-    for board, load in [*((board, HOT_LOAD) for board in BOARDS), *COOL]:
+    console.print(
+        f"Simulated, {hours:g} h at {ambient:g} °C. x: against the same board without the governor. hot, s: seconds "
+        "at or above the soft limit."
+    )
+    for board, load in [*itertools.product(BOARDS, (HOT_LOAD, *OTHER_LOADS)), *COOL]:
         console.print(_table(results, [each for each in found if (each.job.board, each.job.load) == (board, load)]))
     for each in bests:
         stock = next(
@@ -71,7 +77,9 @@ def thermal(
         console.print(
             f"best fixed point of {each.board}: prefill {each.point.prefill_khz / 1e6:.2f} GHz, decode "
             f"{each.point.decode_khz / 1e6:.2f} GHz on {each.point.decode_threads} threads: "
-            f"{each.summary.tokens_s / stock.tokens_s:.3f} x the tokens/s, hottest {each.summary.peak_c:.1f} °C",
+            f"{each.summary.tokens_s / stock.tokens_s:.3f} x the tokens/s, "
+            f"{(each.summary.board_j_per_token or 0) / (stock.board_j_per_token or 1):.3f} x the energy a token, "
+            f"hottest {each.summary.peak_c:.1f} °C",
             soft_wrap=True,
         )
     if plot is not None:
@@ -89,7 +97,7 @@ def _table(results: dict[Job, Summary], found: list[Outcome]) -> Table:
     table = Table(
         box=SIMPLE_HEAD, title=f"simulated: {first.board}, load {first.load}{', while busy' if cool else ''}"
     )
-    for name in ("variant", "governor", "tokens/s", "J/token", "p95/p50", "hottest", "too hot, s"):
+    for name in ("variant", "governor", "tokens/s", "J/token", "p95/p50", "max °C", "hot, s"):
         table.add_column(name, no_wrap=True)
     for each in found:
         job = each.job
@@ -104,7 +112,7 @@ def _table(results: dict[Job, Summary], found: list[Outcome]) -> Table:
 
 
 def _rest(summary: Summary) -> tuple[str, str, str]:
-    return (f"{summary.inter_token_p95_over_p50 or 0:.2f}", f"{summary.peak_c:.1f} °C", str(summary.soft_s))
+    return (f"{summary.inter_token_p95_over_p50 or 0:.2f}", f"{summary.peak_c:.1f}", str(summary.soft_s))
 
 
 def _draw(hours: float, ambient_c: float, target: Path) -> None:

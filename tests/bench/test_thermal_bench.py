@@ -58,6 +58,13 @@ def test_goals_that_were_not_reached_are_named_each() -> None:
     assert missed(outcomes({job("off"): stock, job("clocks only"): bad})) == [], "shown, not judged"
 
 
+def test_other_loads_are_shown_and_not_judged() -> None:
+    slower = msgspec.structs.replace(STOCK, tokens_s=0.5 * STOCK.tokens_s)
+    found = outcomes({job("off", load="crowd"): STOCK, job("magnitude", load="crowd"): slower})
+    assert [each.speed for each in found] == [0.5]
+    assert missed(found) == []
+
+
 def test_a_load_that_heat_does_not_limit_is_judged_by_its_speed_while_busy() -> None:
     board, load = COOL[0]
     stock = STOCK

@@ -160,6 +160,22 @@ def test_a_limit_that_the_kernel_lowers_for_heat_is_still_ours_beneath(board: Ca
     assert board.limit() == 2400000
 
 
+def test_cooling_that_begins_between_two_reads_is_not_taken_for_somebody(tmp_path: Path) -> None:
+    board = CappedBoard(tmp_path, policies=("policy0", "policy4"))
+
+    def heating(path: Path, khz: int) -> None:
+        write_limit(path, khz)
+        if path == board.path("policy0") and khz == 1000000:
+            board.cools(2)
+            board.admin_sets(1500000, "policy4")
+
+    caps = ClockCaps(board.roots, board.run, write=heating)
+    caps.set({"policy4": 2000000})
+    assert caps.set({"policy0": 1000000, "policy4": 1800000}).refused == {}
+    caps.restore()
+    assert board.limit("policy4") == 2400000
+
+
 def test_a_limit_below_ours_is_somebodys_when_the_kernel_does_not_cool(board: CappedBoard) -> None:
     board.cools(3, kind="pwm-fan")
     caps = ClockCaps(board.roots, board.run)

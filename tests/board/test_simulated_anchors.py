@@ -1,7 +1,7 @@
 """Published figures of real boards, and the simulated board beside them: one test for each, within 15 %.
 
-Two were held out when the profiles were fitted: Qwen2.5-0.5B in Q8_0 (rate and power), and what a Raspberry Pi 500
-sustains (clock, power, rate). `docs/simulator.md` has the table.
+Two were held out when the profiles were fitted: Qwen2.5-0.5B in Q2_K on a Raspberry Pi 5 (rate and power), and the
+clock and power that a Raspberry Pi 500 sustains. `docs/simulator.md` has the table.
 """
 
 from __future__ import annotations

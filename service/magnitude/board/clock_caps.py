@@ -19,7 +19,7 @@ import msgspec
 from magnitude.board.boot import read_boot_id
 from magnitude.board.cap_files import CapFiles, CapRefusal, Refused, write_limit
 from magnitude.board.cap_record import CapRecord
-from magnitude.board.cap_rules import CapEntry, Leave, Lift, Lower, RefusalKind, Refuse, next_step
+from magnitude.board.cap_rules import CapEntry, Leave, Lift, Lower, RefusalKind, Refuse, Step, next_step
 from magnitude.board.roots import HostRoots
 
 log = logging.getLogger("magnitude.board")
@@ -103,15 +103,10 @@ class ClockCaps:
     def _attempt(self, policy: str, khz: int | None, *, kernel_limits: bool) -> PolicyCap:
         asked: int | None = None
         try:
-            found = self._files.limit_khz(policy)
-            step = next_step(
-                khz,
-                found,
-                self._entries.get(policy),
-                self._files.clock_range(policy),
-                kernel_limits=kernel_limits,
-                yielded=policy in self._yielded,
-            )
+            found, step = self._look(policy, khz, kernel_limits=kernel_limits)
+            if step == Refuse("not_ours") and policy in self._entries:
+                # The kernel may have begun or ended to cool between two of our reads. That does not happen twice.
+                found, step = self._look(policy, khz, kernel_limits=self._files.kernel_limits())
             match step:
                 case Refuse(kind):
                     raise self._refusal(policy, found, kind)
@@ -133,6 +128,19 @@ class ClockCaps:
             if why.refusal.kind == "gone":
                 self._drop(policy)  # the kernel makes the policy anew, without our cap
             return PolicyCap(asked_khz=asked, in_force_khz=self._read_back(policy), refusal=why.refusal)
+
+    def _look(self, policy: str, khz: int | None, *, kernel_limits: bool) -> tuple[int, Step]:
+        """The limit in force and what to do about it. Raises `Refused`."""
+        found = self._files.limit_khz(policy)
+        step = next_step(
+            khz,
+            found,
+            self._entries.get(policy),
+            self._files.clock_range(policy),
+            kernel_limits=kernel_limits,
+            yielded=policy in self._yielded,
+        )
+        return found, step
 
     def _lower(self, policy: str, khz: int, original_khz: int) -> None:
         """Note, write, and note what became of it. Raises `Refused`."""

@@ -23,6 +23,9 @@ RELEVANT_FEATURES = frozenset(
     }
 )
 
+# More than any CPU has: two of the first level, and one of each further.
+_MOST_CACHES = 8
+
 
 class CpuInfo(msgspec.Struct, frozen=True, kw_only=True):
     """One online CPU. `capacity` is the kernel's scale (1024: the fastest core of the board)."""
@@ -33,11 +36,15 @@ class CpuInfo(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Cluster(msgspec.Struct, frozen=True, kw_only=True):
-    """CPUs of one speed. `speed` compares clusters of one board with each other; it has no unit of its own."""
+    """CPUs of one speed. `speed` compares clusters of one board with each other; it has no unit of its own.
+    `l2_bytes` and `l3_bytes` are all caches of that level that its CPUs have, also those shared with others (None:
+    not told)."""
 
     cpus: tuple[int, ...]
     speed: int
     max_freq_khz: int | None
+    l2_bytes: int | None = None
+    l3_bytes: int | None = None
 
 
 class Topology(msgspec.Struct, frozen=True, kw_only=True):
@@ -104,7 +111,10 @@ def usable_threads(cpus: int, quota_cpus: float | None) -> int:
 
 
 def topology(roots: HostRoots | None = None) -> Topology:
-    """Online CPUs by speed: `cpu_capacity` where the kernel gives it, else the highest clock, else all alike."""
+    """Online CPUs by speed: `cpu_capacity` where the kernel gives it, else the highest clock, else all alike.
+
+    What one CPU's files do not say now (EBUSY while it comes and goes), a CPU of the same clock says for it.
+    """
     roots = roots or HostRoots()
     tree = roots.sys / "devices/system/cpu"
     online = parse_cpu_list(read_text(tree / "online") or "")
@@ -118,7 +128,71 @@ def topology(roots: HostRoots | None = None) -> Topology:
         )
         for cpu in online
     ]
-    return Topology(online=online, clusters=cluster_by_speed(infos))
+    if any(info.capacity is None or info.max_freq_khz is None for info in infos):
+        infos = _completed(infos, policies(roots))
+    clusters = cluster_by_speed(infos)
+    return Topology(
+        online=online,
+        clusters=tuple(
+            msgspec.structs.replace(
+                cluster, l2_bytes=_cache_bytes(tree, cluster.cpus, 2), l3_bytes=_cache_bytes(tree, cluster.cpus, 3)
+            )
+            for cluster in clusters
+        ),
+    )
+
+
+def policies(roots: HostRoots) -> tuple[tuple[int, ...], ...]:
+    """CPUs that share a clock, those offline included."""
+    try:
+        folders = sorted((roots.sys / "devices/system/cpu/cpufreq").glob("policy*"))
+    except OSError:
+        return ()
+    return tuple(cpus for folder in folders if (cpus := spaced_cpus(folder / "related_cpus")))
+
+
+def spaced_cpus(file: Path) -> tuple[int, ...]:
+    """cpufreq separates CPUs by spaces."""
+    return parse_cpu_list((read_text(file) or "").replace(" ", ","))
+
+
+def _completed(infos: list[CpuInfo], groups: Iterable[tuple[int, ...]]) -> list[CpuInfo]:
+    known = {info.cpu: info for info in infos}
+    completed = []
+    for info in infos:
+        mates = [known[cpu] for group in groups if info.cpu in group for cpu in group if cpu in known]
+        capacities = (mate.capacity for mate in mates if mate.capacity)
+        clocks = (mate.max_freq_khz for mate in mates if mate.max_freq_khz)
+        completed.append(
+            CpuInfo(
+                cpu=info.cpu,
+                capacity=info.capacity or next(capacities, None),
+                max_freq_khz=info.max_freq_khz or next(clocks, None),
+            )
+        )
+    return completed
+
+
+def _cache_bytes(tree: Path, cpus: Iterable[int], level: int) -> int | None:
+    """All caches of that level together. Each CPU lists its own as `index0` to `index3` or so."""
+    sizes: dict[tuple[int, ...], int] = {}
+    for cpu in cpus:
+        for index in range(_MOST_CACHES):
+            folder = tree / f"cpu{cpu}/cache/index{index}"
+            found = read_int(folder / "level")
+            if found is None:
+                break
+            if found == level and (size := parse_size(read_text(folder / "size") or "")) is not None:
+                sizes[parse_cpu_list(read_text(folder / "shared_cpu_list") or str(cpu))] = size
+    return sum(sizes.values()) if sizes else None
+
+
+def parse_size(text: str) -> int | None:
+    """Bytes in the kernel's notation, `512K`."""
+    digits, unit = text.rstrip("KM"), text[len(text.rstrip("KM")) :]
+    if not digits.isdecimal() or unit not in ("", "K", "M"):
+        return None
+    return int(digits) << {"": 0, "K": 10, "M": 20}[unit]
 
 
 def cluster_by_speed(infos: Iterable[CpuInfo]) -> tuple[Cluster, ...]:

@@ -42,10 +42,12 @@ class ClusterProfile(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
 
 
 class ZoneProfile(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """A temperature sensor: every name that kernels give it, and what it sits at."""
+    """A temperature sensor: every name that kernels give it, and what it sits at. `unit` says what its file counts in
+    (None: told from what it says; only zones of some vendors' kernels count whole degrees)."""
 
     names: Annotated[tuple[str, ...], Meta(min_length=1)]
     kind: SensorKind
+    unit: Literal["milli", "degrees"] | None = None
 
 
 class MemoryProfile(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):

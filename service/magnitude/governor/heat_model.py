@@ -42,6 +42,11 @@ _SCORE_TAU_S = 600.0
 _MISS_TAU_S = 10.0
 # Another model is gone by only when it is clearly better, so that the forecast does not jump between equals.
 _CLEARLY = 0.9
+# A reading this much below what the model is sure of is doubted: beyond three standard deviations, and more than
+# noise and a draught make. How fast the filter gives in, in square degrees a second: after a minute it has moved by
+# 5 °C.
+_DOUBT_C = 4.0
+_CHANGE_DRIFT = 0.5
 # Gains beyond these are no board but a broken sensor.
 _GAIN_BOUNDS = (0.3, 3.0)
 
@@ -95,11 +100,15 @@ class _Model:
 
     def correct(self, temp_c: float, dt_s: float) -> None:
         phi = self.regressors()
-        miss_c = temp_c - self.predicted_c()
         spread = [_dot(row, phi) for row in self.cov]
+        variance = _dot(phi, spread)
+        miss_c = self.believable(temp_c - self.predicted_c(), variance)
+        if miss_c > temp_c - self.predicted_c():
+            # Colder than can be: a fault, or something has changed. If it stays, it is believed within minutes.
+            self.cov[0][0] += _CHANGE_DRIFT * dt_s
         # A sample a second; more of them in the same second say no more.
         noise = _NOISE_C2 / min(1.0, max(dt_s, 0.05))
-        certainty = _dot(phi, spread) + noise
+        certainty = variance + noise
         gain = [one / certainty for one in spread]
         self.theta = [value + step * miss_c for value, step in zip(self.theta, gain, strict=True)]
         for number in (2, 3):
@@ -107,6 +116,13 @@ class _Model:
         self.cov = [[self.cov[row][column] - gain[row] * spread[column] for column in range(4)] for row in range(4)]
         forget = math.exp(-dt_s / _SCORE_TAU_S)
         self.score = miss_c**2 if self.score is None else self.score * forget + miss_c**2 * (1 - forget)
+
+    def believable(self, miss_c: float, variance: float | None = None) -> float:
+        """A miss as far as it is taken for true: a chip that should be hot and reads cold is not believed at once."""
+        if variance is None:
+            phi = self.regressors()
+            variance = _dot(phi, [_dot(row, phi) for row in self.cov])
+        return max(miss_c, -_DOUBT_C - 3 * math.sqrt(max(0.0, variance)))
 
     def outlook(self, horizon_s: float, idle_w: float) -> Outlook:
         phi = [1.0, self.remains * math.exp(-horizon_s / self.tau_s[-1]), 0.0, 0.0]
@@ -193,7 +209,8 @@ class HeatModel:
         if (best.score or 0.0) < _CLEARLY * (self._best.score or 0.0):
             self._best = best
         keep = math.exp(-dt_s / _MISS_TAU_S)
-        self._miss_c = self._miss_c * keep + (temp_c - self._best.predicted_c()) * (1 - keep)
+        miss_c = self._best.believable(temp_c - self._best.predicted_c())
+        self._miss_c = self._miss_c * keep + miss_c * (1 - keep)
         self._temp_c = temp_c
 
     @property

@@ -162,30 +162,31 @@ class Ladder:
             worst = max(worst, ahead.now.at(now, now))
         return worst
 
-    def best(self, mix: Mix, ahead: Ahead, limit_c: float, *, clocks: bool, apart: bool) -> Point:
-        """The fastest point that stays below `limit_c`. `clocks` False: clocks cannot be set, only the duty; `apart`:
-        prompts and answers may have different clocks, because they change seldom enough."""
-        for point in self._fastest_first(mix, clocks=clocks, apart=apart):
+    def best(self, mix: Mix, ahead: Ahead, limit_c: float, *, fixed: int | None, apart: bool) -> Point:
+        """The fastest point that stays below `limit_c`. `fixed`: clocks cannot be set and allow this level, so
+        that only the duty is left; `apart`: prompts and answers may have different clocks, because they change
+        seldom enough."""
+        for point in self._fastest_first(mix, fixed=fixed, apart=apart):
             forecast_c, sd_c = self.forecast_c(point, mix, ahead)
             if forecast_c + sd_c <= limit_c:
-                return self._thrifty(point, clocks=clocks, apart=apart)
-        return self.lowest(DUTIES[-1], clocks=clocks)
+                return self._thrifty(point, apart=apart and fixed is None)
+        return self.lowest(DUTIES[-1], fixed)
 
-    def lowest(self, duty: float, *, clocks: bool) -> Point:
+    def lowest(self, duty: float, fixed: int | None) -> Point:
         """The least that clocks allow, at a duty."""
-        low = 0 if clocks else self.top
+        low = 0 if fixed is None else fixed
         threads = min(self._choices, key=lambda number: self._levels[low].decode[number].watts)
         return Point(low, low, threads, duty)
 
-    def _fastest_first(self, mix: Mix, *, clocks: bool, apart: bool) -> Iterator[Point]:
+    def _fastest_first(self, mix: Mix, *, fixed: int | None, apart: bool) -> Iterator[Point]:
         # Without any work yet, both count alike.
         weighed = mix if mix.prefill + mix.decode > 1e-6 else Mix(0.5, 0.5)
-        if clocks:
+        if fixed is None:
             points = self._points(apart=apart)
             yield from sorted(points, key=lambda point: (self.mean(point, weighed)[2], -point.prefill))
         for duty in DUTIES:
-            if duty < 1 or not clocks:
-                points = [msgspec.structs.replace(self.lowest(duty, clocks=clocks), threads=n) for n in self._choices]
+            if duty < 1 or fixed is not None:
+                points = [msgspec.structs.replace(self.lowest(duty, fixed), threads=n) for n in self._choices]
                 yield from sorted(points, key=lambda point: self.mean(point, weighed)[2])
 
     def _points(self, *, apart: bool) -> list[Point]:
@@ -194,11 +195,11 @@ class Ladder:
             Point(p, d, threads) for p in numbers for d in (numbers if apart else (p,)) for threads in self._choices
         ]
 
-    def _thrifty(self, point: Point, *, clocks: bool, apart: bool) -> Point:
+    def _thrifty(self, point: Point, *, apart: bool) -> Point:
         """The same with the least power for answers that costs them nothing to speak of."""
         rate = self._levels[point.decode].decode[point.threads].rate
         least = max(rate * (1 - DECODE_TOLERANCE), min(rate, 1.0) * (1 - PLAIN_TOLERANCE))
-        decodes = range(point.decode + 1) if clocks and apart else (point.decode,)
+        decodes = range(point.decode + 1) if apart else (point.decode,)
         found = [
             (answering.watts, number, threads)
             for number in decodes

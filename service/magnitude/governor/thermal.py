@@ -100,10 +100,12 @@ class ThermalGovernor:
         effects: list[Effect] = []
         clocks = all(cluster.writable for cluster in sight.clusters if cluster.name in self.prior.levels[0].caps_khz)
         clocks = clocks and bool(sight.clusters)
+        # What clocks allow that cannot be set: the highest, or what somebody else has limited them to.
+        fixed = None if clocks else self._in_force(sight, self._ladder.top)
         mix = self._load.mix(sight.load)
         before = self.state
         self._judge(sight, stuck=stuck)
-        urgent = self._choose(sight, mix, now_s, clocks=clocks)
+        urgent = self._choose(sight, mix, now_s, fixed=fixed)
         if self.state != before:
             effects.append(Announce(self.state, before, self.reason))
         effects += self._write(sight, now_s, urgent=urgent, clocks=clocks)
@@ -171,13 +173,13 @@ class ThermalGovernor:
         elif self.state in ("hot", "blind"):
             self.state, self.reason = "warm", f"{temp_c:.1f} °C"
 
-    def _choose(self, sight: ThermalSight, mix: Mix, now_s: float, *, clocks: bool) -> bool:
+    def _choose(self, sight: ThermalSight, mix: Mix, now_s: float, *, fixed: int | None) -> bool:
         """Choose the point. True when the clocks must follow at once."""
         if self.state == "hot":
-            self.point = self._ladder.lowest(self._hot_duty(sight, clocks=clocks), clocks=clocks)
+            self.point = self._ladder.lowest(self._hot_duty(sight, fixed), fixed)
             return True
         if self.state == "blind":
-            self.point = self._blind_point(clocks=clocks)
+            self.point = self._blind_point(fixed)
             return True
         temp_c = sight.temp_c
         if temp_c is None:
@@ -190,10 +192,10 @@ class ThermalGovernor:
         due = now_s - self._tuned_s >= TUNE_EVERY_S
         if not due and not (passes and temp_c > target_c - UP_MARGIN_C):
             return False
-        apart = clocks and self._changes <= APART_CHANGES
-        point = self._ladder.best(mix, ahead, target_c, clocks=clocks, apart=apart)
+        apart = fixed is None and self._changes <= APART_CHANGES
+        point = self._ladder.best(mix, ahead, target_c, fixed=fixed, apart=apart)
         if self._ladder.speed(point, mix) > self._ladder.speed(self.point, mix):
-            point = self._ladder.best(mix, ahead, target_c - UP_MARGIN_C, clocks=clocks, apart=apart)
+            point = self._ladder.best(mix, ahead, target_c - UP_MARGIN_C, fixed=fixed, apart=apart)
         self._tuned_s = now_s
         self.point = point
         limited = point.prefill < self._ladder.top or point.duty < 1
@@ -201,28 +203,28 @@ class ThermalGovernor:
         self.reason = f"{temp_c:.1f} °C now, {forecast_c:.1f} °C ahead, {target_c:.1f} °C at most"
         return passes and temp_c > target_c
 
-    def _hot_duty(self, sight: ThermalSight, *, clocks: bool) -> float:
+    def _hot_duty(self, sight: ThermalSight, fixed: int | None) -> float:
         temp_c = sight.temp_c if sight.temp_c is not None else self.limits.down_c
         if temp_c >= self.limits.soft_c - LAST_RESORT_C:
             return DUTIES[-1]
         outlook = self._model.outlook(HOT_HORIZON_S, temp_c)
         for duty in DUTIES:
-            full = self._ladder.full(self._ladder.lowest(duty, clocks=clocks))
+            full = self._ladder.full(self._ladder.lowest(duty, fixed))
             if outlook.at(full, full)[0] < self.limits.down_c:
                 return duty
         return DUTIES[-1]
 
-    def _blind_point(self, *, clocks: bool) -> Point:
+    def _blind_point(self, fixed: int | None) -> Point:
         believed_c = self._model.temp_c
-        if self._seen and clocks:
+        if self._seen and fixed is None:
             for number in range(self._ladder.top, 0, -1):
                 if self._ladder.holds(Point(number, number), believed_c, self.limits.target_c):
                     return Point(number, number)
         for duty in DUTIES:
-            point = self._ladder.lowest(duty, clocks=clocks)
+            point = self._ladder.lowest(duty, fixed)
             if self._ladder.holds(point, believed_c, self.limits.target_c):
                 return point
-        return self._ladder.lowest(DUTIES[-1], clocks=clocks)
+        return self._ladder.lowest(DUTIES[-1], fixed)
 
     def _level(self, phase: Phase) -> int:
         if phase == "decode":

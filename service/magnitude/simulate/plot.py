@@ -13,7 +13,7 @@ from magnitude.errors import ConfigError
 from magnitude.simulate.trace import Rows, Summary, Trace
 
 # Points across the picture: more would not be seen, and make an SVG of megabytes.
-POINTS = 400
+POINTS = 240
 # One colour a run, told apart by colour-blind readers too (Okabe and Ito).
 COLOURS = ("#d55e00", "#0072b2", "#009e73", "#cc79a7")
 PANELS = ("chip, °C", "clock, GHz", "tokens/s (minute)", "between tokens, ms", "J per token so far")

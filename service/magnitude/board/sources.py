@@ -1,0 +1,259 @@
+"""Everything on the board that can be read, how often each is worth it, and the snapshot that comes of it."""
+
+from __future__ import annotations
+
+import logging
+import os
+from collections.abc import Callable, Collection, Mapping
+from pathlib import Path
+from typing import Protocol
+
+import msgspec
+
+from magnitude.board.bounded_reads import Result
+from magnitude.board.clocks import PolicyReader, find_policies
+from magnitude.board.cpu import compute_cpus, cpu_quota, topology, usable_threads
+from magnitude.board.devices import DeviceReader, find_devices
+from magnitude.board.fan import FanReader, find_fans
+from magnitude.board.firmware import COMMAND, MAILBOX, FirmwareReader
+from magnitude.board.heat import FRESH_S, fused, hottest
+from magnitude.board.kernel_file import KernelFile, NoSample
+from magnitude.board.memory_reading import MemoryReading
+from magnitude.board.power import PowerReader
+from magnitude.board.profile import BoardProfile
+from magnitude.board.profiles import compatible
+from magnitude.board.roots import HostRoots
+from magnitude.board.sensors import Sensor, Unit, find_sensors
+from magnitude.board.snapshot import (
+    ClockedDevice,
+    ClockPolicy,
+    Fan,
+    Firmware,
+    Power,
+    SensorKind,
+    Snapshot,
+)
+
+log = logging.getLogger("magnitude.sensors")
+
+# Seconds between two samples at the fast rate; all stretch with it.
+SENSOR_PERIODS_S: Mapping[SensorKind, float] = {
+    "cpu": 0.1,
+    "gpu": 0.15,
+    "npu": 0.15,
+    "case": 0.2,
+    "battery": 0.2,
+    "other": 2.0,
+}
+# These are decided by within seconds, or only shown. They do not stretch.
+CLOCKS_S = 0.5
+DEVICES_S = 2.0
+# As often as the kernel's own driver asks it.
+FIRMWARE_S = 2.0
+FANS_S = 2.0
+# A battery's controller answers over I2C, slowly.
+POWER_S = 5.0
+# What events tell of at once (hotplug), in case that there are none.
+CPUS_S = 10.0
+# Slow by nature, so nobody waits for them from the start.
+SLOW = frozenset({"firmware", "power"})
+
+
+class Cpus(msgspec.Struct, frozen=True):
+    """What this process may use."""
+
+    online: tuple[int, ...] = ()
+    usable_threads: int = 1
+
+
+class Reader(Protocol):
+    """What reads one thing again and again. `key` tells it from all others."""
+
+    @property
+    def key(self) -> str: ...
+
+    def close(self) -> None: ...
+
+
+class Sources:
+    """One board, as enumerated once. Make a new one when devices have come or gone; `carry` keeps what is known.
+
+    `affinity` are the CPUs that this process may run on, None: asked from the kernel on this machine's own roots, all
+    that are online on others.
+    """
+
+    def __init__(
+        self,
+        roots: HostRoots,
+        profile: BoardProfile,
+        *,
+        units: Mapping[str, Unit] | None = None,
+        affinity: Collection[int] | None = None,
+        vcgencmd: tuple[str, ...] | None = None,
+        files: Callable[[Path], KernelFile] = KernelFile,
+    ) -> None:
+        self._roots = roots
+        self._affinity = affinity
+        own = roots.sys == HostRoots().sys
+        self._ask_affinity = affinity is None and own
+        self.sensors = find_sensors(roots, profile.zones, units, files)
+        self.policies: tuple[PolicyReader, ...] = find_policies(roots)
+        self.devices: tuple[DeviceReader, ...] = find_devices(roots)
+        self.fans: tuple[FanReader, ...] = find_fans(roots)
+        self.power = PowerReader(roots)
+        self.firmware = _firmware(roots, own, vcgencmd)
+        self._board = profile.name
+        self._clocks: dict[str, ClockPolicy] = {}
+        self._clocked: dict[str, ClockedDevice] = {}
+        self._blowing: dict[str, Fan] = {}
+        self._said = Firmware()
+        self._fed = Power()
+        self._cpus = Cpus()
+        self._by_key = {sensor.key: sensor for sensor in self.sensors}
+        self._periods = self._all_periods()
+        self._reads = self._all_reads()
+
+    # --- what to read ---
+
+    def periods(self, now_s: float, stretch: float) -> dict[str, float]:
+        """Seconds between two reads, by key. `stretch`: the current period of sampling over the fastest one."""
+        spare = self._spare(now_s)
+        return {
+            key: period * stretch if key in self._by_key else period
+            for key, period in self._periods.items()
+            if key not in spare
+        }
+
+    def read(self, key: str) -> Callable[[], object]:
+        return self._reads[key]
+
+    def keys(self) -> frozenset[str]:
+        return frozenset(self._reads)
+
+    def took(self, results: Mapping[str, Result]) -> None:
+        """What came of reads."""
+        for key, result in results.items():
+            if (sensor := self._by_key.get(key)) is not None:
+                self._sensed(sensor, result)
+            elif result.error is not None:
+                log.warning(
+                    "%s could not be read: %s", key, result.error, exc_info=result.error, extra={"cause": key}
+                )
+            else:
+                self._keep(key, result.value)
+
+    def missed(self, keys: Collection[str], fault: str) -> None:
+        """These have not answered."""
+        for key in keys:
+            if (sensor := self._by_key.get(key)) is not None:
+                sensor.missed(fault)
+
+    def snapshot(self, now_s: float, memory: MemoryReading | None = None) -> Snapshot:
+        temps = tuple(sensor.seen(now_s) for sensor in self.sensors)
+        return Snapshot(
+            at_s=now_s,
+            board=self._board,
+            online=self._cpus.online,
+            usable_threads=self._cpus.usable_threads,
+            temps=temps,
+            hottest_c=hottest(temps),
+            fused_c=fused(temps),
+            clocks=tuple(self._clocks.values()),
+            devices=tuple(self._clocked.values()),
+            firmware=self._said,
+            power=self._fed,
+            fans=tuple(self._blowing.values()),
+            memory=memory,
+        )
+
+    def carry(self, old: Sources) -> None:
+        """Keep what `old` knew of what is still there: nothing is unknown for having been looked for again."""
+        for sensor in self.sensors:
+            before = old._by_key.get(sensor.key)
+            if before is not None and before.name == sensor.name:
+                sensor.carry(before)
+        self._clocks = {reader.key: old._clocks[reader.key] for reader in self.policies if reader.key in old._clocks}
+        self._clocked = {key: old._clocked[key] for key in (r.key for r in self.devices) if key in old._clocked}
+        self._blowing = {key: old._blowing[key] for key in (r.key for r in self.fans) if key in old._blowing}
+        self._said, self._fed, self._cpus = old._said, old._fed, old._cpus
+
+    def close(self) -> None:
+        """Readers that are stuck in another thread keep their file; it goes with them."""
+        readers: list[Reader] = [*self.sensors, *self.policies, *self.devices, *self.fans, self.power]
+        if self.firmware is not None:
+            readers.append(self.firmware)
+        for reader in readers:
+            reader.close()
+
+    # --- inside ---
+
+    def _all_periods(self) -> dict[str, float]:
+        return (
+            {sensor.key: SENSOR_PERIODS_S[sensor.kind] for sensor in self.sensors}
+            | {reader.key: CLOCKS_S for reader in self.policies}
+            | {reader.key: DEVICES_S for reader in self.devices}
+            | {reader.key: FANS_S for reader in self.fans}
+            | {"power": POWER_S, "cpus": CPUS_S}
+            | ({"firmware": FIRMWARE_S} if self.firmware is not None else {})
+        )
+
+    def _all_reads(self) -> dict[str, Callable[[], object]]:
+        reads: dict[str, Callable[[], object]] = {sensor.key: sensor.sample for sensor in self.sensors}
+        reads |= {reader.key: reader.read for reader in self.policies}
+        reads |= {reader.key: reader.read for reader in self.devices}
+        reads |= {reader.key: reader.read for reader in self.fans}
+        reads |= {"power": self.power.read, "cpus": self._read_cpus}
+        if self.firmware is not None:
+            reads["firmware"] = self.firmware.read
+        return reads
+
+    def _spare(self, now_s: float) -> set[str]:
+        """hwmon shows the same sensors as zones do: it is read only for places where no zone answers."""
+        answered: set[SensorKind] = set()
+        for sensor in self.sensors:
+            age_s = sensor.age_s(now_s)
+            # One that has not been read yet is given the chance.
+            if sensor.place == "zone" and (age_s <= FRESH_S if age_s is not None else not sensor.fault):
+                answered.add(sensor.kind)
+        return {sensor.key for sensor in self.sensors if sensor.place == "hwmon" and sensor.kind in answered}
+
+    def _sensed(self, sensor: Sensor, result: Result) -> None:
+        if result.error is None:
+            sensor.took(result.value, result.at_s)
+        elif isinstance(result.error, NoSample):
+            sensor.missed(str(result.error))
+        else:
+            sensor.missed(f"{type(result.error).__name__}: {result.error}")
+
+    def _keep(self, key: str, value: object) -> None:
+        match value:
+            case ClockPolicy():
+                self._clocks[key] = value
+            case ClockedDevice():
+                self._clocked[key] = value
+            case Fan():
+                self._blowing[key] = value
+            case Firmware():
+                self._said = value
+            case Power():
+                self._fed = value
+            case Cpus():
+                self._cpus = value
+
+    def _read_cpus(self) -> Cpus:
+        board = topology(self._roots)
+        allowed: Collection[int] = board.online
+        if self._ask_affinity:
+            allowed = os.sched_getaffinity(0)
+        elif self._affinity is not None:
+            allowed = self._affinity
+        usable = usable_threads(len(compute_cpus(board, allowed)), cpu_quota(self._roots))
+        return Cpus(board.online, usable)
+
+
+def _firmware(roots: HostRoots, own: bool, command: tuple[str, ...] | None) -> FirmwareReader | None:
+    """Only a Raspberry Pi has one that can be asked."""
+    if not any(name.startswith("raspberrypi,") for name in compatible(roots)):
+        return None
+    asked = command if command is not None else COMMAND if own else ()
+    return FirmwareReader(roots, mailbox=MAILBOX if own else None, command=asked)
