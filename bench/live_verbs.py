@@ -34,7 +34,8 @@ def live_board(
     print_machine(console, read_machine())
     folder = models_folder()
     manifest = msgspec.json.decode((folder / CHAT_MODEL / "manifest.json").read_bytes())
-    settings = {"engine": {"speculation": "off"}}
+    # Its governor would set clocks, too.
+    settings: dict[str, dict[str, Any]] = {"engine": {"speculation": "off"}, "thermal": {"enabled": False}}
     with running_service(folder, settings, command(board, ambient)) as service, console.status("") as status:
         bench = LiveBoardBench(service, CHAT_MODEL, tuple(manifest["special"]["eos"]))
         results = [bench.measure(int(float(mhz) * 1000), rounds, status.update) for mhz in clocks.split(",")]
