@@ -1,7 +1,8 @@
 from __future__ import annotations
 
+from magnitude.board.heat import FRESH_S
 from magnitude.board.snapshot import ClockPolicy, Firmware, FirmwareFlags, Snapshot, TempSensor
-from magnitude.governor.thermal_sight import STALE_S, sight_of
+from magnitude.governor.thermal_sight import sight_of
 from magnitude.governor.thermal_terms import LoadSight
 
 
@@ -13,8 +14,8 @@ def snapshot(age_s: float | None = 0.1, **more: object) -> Snapshot:
 
 def test_a_fresh_sensor_counts_and_an_old_one_does_not() -> None:
     assert sight_of(snapshot(), LoadSight()).temp_c == 61.0
-    old = sight_of(snapshot(age_s=STALE_S + 0.1), LoadSight())
-    assert (old.temp_c, old.age_s) == (None, STALE_S + 0.1)
+    old = sight_of(snapshot(age_s=FRESH_S + 0.1), LoadSight())
+    assert (old.temp_c, old.age_s) == (None, FRESH_S + 0.1)
 
 
 def test_a_policy_is_ours_to_limit_only_where_it_can_be_written_and_was_not_refused() -> None:

@@ -11,12 +11,12 @@ import pytest
 from magnitude.board.profiles import load_profile
 from magnitude.board.roots import HostRoots
 from magnitude.board.sim.workload import ModelCost
-from magnitude.board.temperature import processor_temp_c
 from magnitude.models.catalogue import open_folder
 from magnitude.schedule.pacing import FULL, Shares
 from magnitude.schedule.phase_meter import PhaseTimes
 from magnitude.schedule.present_work import IDLE, PresentWork
 from magnitude.simulate.live import LEAST_SHARE, LiveBoard, SimulateOptions, cost_of, shares_at
+from processor_heat import processor_temp_c
 
 GOLDEN = Path(__file__).parents[1] / "golden"
 COST = ModelCost(weight_bytes=500e6, macs_per_token=900e6)
@@ -51,7 +51,7 @@ def pi(tmp_path: Path) -> Iterator[LiveBoard]:
 
 
 def temp_c(live: LiveBoard) -> float:
-    found = processor_temp_c(live.roots)
+    found = processor_temp_c(live.roots, live.profile)
     assert found is not None
     return found
 

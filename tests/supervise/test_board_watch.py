@@ -210,13 +210,15 @@ def test_a_failure_of_the_watch_holds_the_board_low_until_it_works_again(tmp_pat
 
 
 def test_while_a_driver_does_not_answer_the_engine_pauses_instead(tmp_path: Path) -> None:
-    board = WatchedBoard(tmp_path, start_c=80.0)
+    board = WatchedBoard(tmp_path, start_c=40.0)
     board.busy()
-    board.pass_s(60)
-    before = board.duty
+    board.pass_s(1)
+    assert (board.cap_khz(), board.duty) == (FULL_KHZ, 1.0)
     board.caps.busy = STUCK_S + 1
-    board.pass_s(60)
-    assert board.duty < before
+    board.pass_s(300)
+    assert board.cap_khz() == FULL_KHZ
+    assert board.duty < 1.0
+    assert board.board.temp_c < board.profile.trips.soft_c
 
 
 def test_temperatures_that_do_not_fit_the_board_are_refused_and_change_nothing(tmp_path: Path) -> None:

@@ -40,6 +40,9 @@ class Eyes:
     def stop(self) -> None:
         pass
 
+    def hurry(self) -> None:
+        pass
+
     def latest(self) -> Snapshot | None:
         if not self.stuck:
             self._last = self.change(self._look())

@@ -25,8 +25,9 @@ log = logging.getLogger("magnitude.sensors")
 LOOK_ANEW_S = 60.0
 # What has a thread of its own is waited for so long by `read`, which is called once.
 ONCE_LIMIT_S = 1.5
-# Reads that are due within this time are done together: each round has its cost.
-TOGETHER_S = 0.02
+# Reads that are due within this share of the present period are done together: each round has its cost. They keep
+# their own periods on the average.
+TOGETHER = 0.5
 # The read that finds out what there is to be read.
 LISTING = "listing"
 
@@ -128,19 +129,21 @@ class Sampler:
             sources = self._enumerate(now_s, ONCE_LIMIT_S if sources is None else 0.0)
         if sources is None:
             return FAST_S
-        periods = sources.periods(now_s, self._rate.period_s(now_s) / FAST_S)
-        due = [key for key in periods if self._due.get(key, now_s) <= now_s + TOGETHER_S]
+        period_s = self._rate.period_s(now_s)
+        periods = sources.periods(now_s, period_s / FAST_S)
+        due = [key for key in periods if self._due.get(key, now_s) <= now_s + TOGETHER * period_s]
         if due:
             self._read(sources, due)
             now_s = max(now_s, self._clock())
-            self._publish(sources, now_s)
+            if sources.tells(due):
+                self._publish(sources, now_s)
             periods = sources.periods(now_s, self._rate.period_s(now_s) / FAST_S)
-        for key, period_s in periods.items():
+        for key, every_s in periods.items():
             # From when it was due, not from now: rounds must not drift apart.
             then = self._due.get(key, now_s)
             if key in due:
-                then = then + period_s if then + period_s > now_s else now_s + period_s
-            self._due[key] = min(then, now_s + period_s)
+                then = then + every_s if then + every_s > now_s else now_s + every_s
+            self._due[key] = then if key in due else min(then, now_s + every_s)
         return max(0.0, min(self._due[key] for key in periods) - now_s)
 
     def close(self) -> None:

@@ -65,6 +65,11 @@ class Sensor:
             log.log(level, "the sensor %s gives no sample: %s", self.name, fault, extra=self._about())
         self._fault = fault
 
+    @property
+    def asked(self) -> bool:
+        """Whether it was ever read."""
+        return self._at_s is not None or bool(self._fault)
+
     def age_s(self, now_s: float) -> float | None:
         return max(0.0, now_s - self._at_s) if self._at_s is not None else None
 

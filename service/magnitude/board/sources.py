@@ -110,6 +110,7 @@ class Sources:
         self._fed = Power()
         self._cpus = Cpus()
         self._by_key = {sensor.key: sensor for sensor in self.sensors}
+        self._leading = frozenset(sensor.key for sensor in self.sensors if sensor.kind == "cpu")
         self._periods = self._all_periods()
         self._reads = self._all_reads()
 
@@ -123,6 +124,10 @@ class Sources:
             for key, period in self._periods.items()
             if key not in spare
         }
+
+    def tells(self, keys: Collection[str]) -> bool:
+        """Whether these are worth a snapshot: with a sensor at the processor, or where there is none."""
+        return not self._leading or not self._leading.isdisjoint(keys)
 
     def read(self, key: str) -> Callable[[], object]:
         return self._reads[key]
@@ -149,7 +154,7 @@ class Sources:
                 sensor.missed(fault)
 
     def snapshot(self, now_s: float, memory: MemoryReading | None = None) -> Snapshot:
-        temps = tuple(sensor.seen(now_s) for sensor in self.sensors)
+        temps = tuple(sensor.seen(now_s) for sensor in self.sensors if sensor.place == "zone" or sensor.asked)
         return Snapshot(
             at_s=now_s,
             board=self._board,

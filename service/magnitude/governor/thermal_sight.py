@@ -4,12 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Collection
 
+from magnitude.board.heat import FRESH_S
 from magnitude.board.snapshot import Snapshot
 from magnitude.governor.thermal_terms import ClusterSight, LoadSight, ThermalSight
-
-# A sensor at the processor is read ten times a second; after so long without a sample its last one says nothing about
-# a chip that can warm by 10 °C within two seconds of work.
-STALE_S = 2.0
 
 
 def sight_of(snapshot: Snapshot, load: LoadSight, *, refused: Collection[str] = ()) -> ThermalSight:
@@ -18,7 +15,7 @@ def sight_of(snapshot: Snapshot, load: LoadSight, *, refused: Collection[str] = 
     flags = snapshot.firmware.now
     age_s = min(ages, default=0.0)
     return ThermalSight(
-        temp_c=snapshot.hottest_c if age_s <= STALE_S else None,
+        temp_c=snapshot.hottest_c if age_s <= FRESH_S else None,
         age_s=age_s,
         clusters=tuple(
             ClusterSight(

@@ -51,8 +51,11 @@ log = logging.getLogger("magnitude.board")
 LOOK_EVERY_S = 1.0
 # Requests may come and go by the hundred: each look costs a millisecond on a small board, so a fiftieth of one core.
 LEAST_BETWEEN_S = 0.05
-# The sampler looks every two seconds at least, when nothing moves; what is older comes from a thread that hangs.
-LOST_S = 5.0
+# Sensors at the processor are read every two seconds at least (`board.sampling_rate`): an older view comes from a
+# thread that hangs.
+LOST_S = 4.0
+# A board without them may have nothing but its supply to tell of, every five seconds (`board.sources`).
+LOST_WITHOUT_SENSOR_S = 12.0
 # An attempt that takes longer hangs in a driver: until it is done no clock can be set.
 STUCK_S = 3.0
 # What was refused is asked for again so often: permissions may have been given, a CPU may be back.
@@ -74,6 +77,8 @@ class Eyes(Protocol):
     def start(self) -> None: ...
 
     def stop(self) -> None: ...
+
+    def hurry(self) -> None: ...
 
     def latest(self) -> Snapshot | None: ...
 
@@ -175,6 +180,7 @@ class BoardWatch:
 
     def phase_changed(self) -> None:
         """The engine began something else: the next look is now."""
+        self._eyes.hurry()
         self._wake.set()
 
     def check(self, thermal: ThermalSettings) -> None:
@@ -216,7 +222,7 @@ class BoardWatch:
         self._eyes.on_snapshot = None
         if not await asyncio.to_thread(self._caps.stop, RESTORE_S):
             log.error("clock limits could not be put back: a driver does not answer")
-        self._eyes.stop()
+        await asyncio.to_thread(self._eyes.stop)
         if self._devices is not None:
             self._devices.stop()
 
@@ -262,7 +268,10 @@ class BoardWatch:
             log.exception("what was decided about the board could not be carried out")
 
     def _fresh(self, snapshot: Snapshot | None) -> Snapshot | None:
-        return snapshot if snapshot is not None and self._clock() - snapshot.at_s <= LOST_S else None
+        if snapshot is None:
+            return None
+        patience_s = LOST_WITHOUT_SENSOR_S if snapshot.hottest_c is None else LOST_S
+        return snapshot if self._clock() - snapshot.at_s <= patience_s else None
 
     def _govern_power(self, snapshot: Snapshot | None, now_s: float) -> None:
         if not self._power.enabled:
@@ -289,7 +298,7 @@ class BoardWatch:
             return  # the first look takes a moment
         self._say_lost(fresh is None, now_s)
         known = snapshot or Snapshot(at_s=self._began_s)
-        sight = sight_of(known, self._load(), refused=self._refused())
+        sight = sight_of(known, self._load(), refused=self._refused(known.clocks))
         if fresh is None:
             sight = _blind(sight, now_s - known.at_s)
         governor = self.governor
@@ -339,11 +348,9 @@ class BoardWatch:
         if both != limit:
             self._limit(both)
 
-    def _refused(self) -> Collection[str]:
+    def _refused(self, clocks: Collection[ClockPolicy]) -> Collection[str]:
         """Policies whose clock cannot be set now."""
-        if self._caps.busy_s() > STUCK_S:
-            return set(self._in_force[2])
-        return self._refusals
+        return [clock.name for clock in clocks] if self._caps.busy_s() > STUCK_S else self._refusals
 
     def _renew(self, now_s: float) -> None:
         if self._refusals and now_s - self._renewed_s >= RENEW_S:
@@ -385,7 +392,7 @@ class BoardWatch:
         if lost != self._lost:
             self._lost = lost
             what = "the board is not seen any more" if lost else "the board is seen again"
-            reason = f"the last look was more than {LOST_S:.0f} s ago" if lost else "its sensors answer"
+            reason = f"nothing has been read for more than {LOST_S:.0f} s" if lost else "its sensors answer"
             self.decisions.add(
                 Decision(source="watch", kind="fault" if lost else "state", what=what, reason=reason),
                 level=logging.ERROR if lost else logging.INFO,
