@@ -54,7 +54,9 @@ class Reloader:
         try:
             loaded = await asyncio.to_thread(self._read)
             # Taking the keys away must not open a door that the start would have refused to open.
-            refuse_open_doors(self._sockets, followed(old, loaded.settings).server)
+            new = followed(old, loaded.settings)
+            refuse_open_doors(self._sockets, new.server)
+            self._service.board.check(new.thermal)
         except MagnitudeError as error:
             fields = {"reason": error.message, "hint": error.hint}
             log.error("reload failed, the old configuration is kept", extra={"fields": fields})
@@ -86,4 +88,5 @@ class Reloader:
             kv=settings.kv,
         )
         self._service.memory.tune(settings.memory)
+        self._service.board.tune(settings.thermal, settings.power)
         self._service.switch.keep_alive(settings.models.keep_alive_s)

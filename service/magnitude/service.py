@@ -10,13 +10,22 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import time
+from collections.abc import Callable
 from functools import partial
+from pathlib import Path
 
 import psutil
 
+from magnitude.board.cap_files import CapFiles
+from magnitude.board.clock_caps import CapOutcome, ClockCaps
 from magnitude.board.cpu import read_cpu
+from magnitude.board.event_source import UdevSource
+from magnitude.board.events import DeviceEvent, DeviceEvents
 from magnitude.board.memory import MemorySnapshot, effective_memory
+from magnitude.board.profiles import find_profile, load_profile
 from magnitude.board.roots import HostRoots
+from magnitude.board.sampler import Sampler
 from magnitude.board.sim.workload import ModelCost
 from magnitude.config import Settings
 from magnitude.engine.client import EngineLink
@@ -38,6 +47,7 @@ from magnitude.schedule.loading import ModelLoader, load_deadline_s
 from magnitude.schedule.memory_relief import MemoryRelief
 from magnitude.schedule.model_switch import ModelSwitch, need_of
 from magnitude.schedule.pacing import Pacing
+from magnitude.schedule.phase_meter import LoadLooks
 from magnitude.schedule.plan import ModelPlan
 from magnitude.schedule.plan_facts import facts_of, served_as
 from magnitude.schedule.planning import plan_models, residency_of
@@ -47,12 +57,15 @@ from magnitude.schedule.throughput import Throughput
 from magnitude.schedule.victims import victims_of
 from magnitude.schedule.warm_up import warm_up
 from magnitude.simulate.live import SOURCE, LiveBoard, cost_of
+from magnitude.supervise.board_watch import BoardWatch
+from magnitude.supervise.cap_thread import CapThread
 from magnitude.supervise.cgroup_leaf import EngineCgroup
 from magnitude.supervise.engine_process import EngineProcess
 from magnitude.supervise.exit_status import EXIT_ENGINE_BUDGET_SPENT, EXIT_MEMORY
 from magnitude.supervise.lifecycle import EngineLifecycle, LoadFailed, ModelsReady, Phase
 from magnitude.supervise.loss import EngineLoss
 from magnitude.supervise.memory_watch import EngineFigures, MemoryWatch
+from magnitude.supervise.permissions import PermissionRequests
 from magnitude.supervise.stopping import Stopping
 from magnitude.supervise.supervisor import EngineSupervisor
 from magnitude.text.catalogue import TextCatalogue
@@ -73,6 +86,14 @@ def _room_bytes(memory: MemorySnapshot, inherited_bytes: int) -> int:
     that only the group's limit bounds the sum."""
     room_bytes = memory.headroom_bytes + inherited_bytes
     return room_bytes if memory.limit_bytes is None else min(room_bytes, memory.limit_bytes)
+
+
+def _device_told(sampler: Sampler, event: DeviceEvent) -> None:
+    """A device that came or went is looked for; one that has changed is looked at."""
+    if event.action == "change":
+        sampler.hurry()
+    else:
+        sampler.changed()
 
 
 class Service:
@@ -137,6 +158,7 @@ class Service:
             memory=lambda: self.memory,
             last_lines=lambda: self.supervisor.last_lines,
             step_deadline_s=settings.engine.step_deadline_s,
+            temperature_c=lambda: self.board.temp_c,
         )
         self.feedback = self.recorder.feedback
         self._files = SlotFiles(paths.state / "kv", roots=roots)
@@ -177,10 +199,19 @@ class Service:
         self.simulated = simulated
         self.board_roots = simulated.roots if simulated is not None else roots or HostRoots()
         self.pace = Pacing(self.dispatcher.next_id)
+        self.sampler, self.board = self._watch_board(paths, plans[0])
+        self.dispatcher.work.on_change = self.board.phase_changed
+        self.dispatcher.board_view = self.board.view
         self.dispatcher.pace_state = lambda: self.pace.by_source
         if simulated is not None:
             self.dispatcher.simulated_state = simulated.state
-        self.memory = MemoryWatch(settings.memory, self.relief, engine=self._engine_figures, roots=roots)
+        self.memory = MemoryWatch(
+            settings.memory,
+            self.relief,
+            engine=self._engine_figures,
+            roots=roots,
+            note=self.sampler.note_memory,
+        )
         self.dispatcher.memory_state = self.memory.state
         self.recorder.start()
 
@@ -218,6 +249,7 @@ class Service:
             run_pool=lambda: supervisor.heartbeat.run_pool if supervisor.heartbeat else PoolUse(),
         )
         metrics.watch_memory_steps(self.memory.state)
+        metrics.watch_board(self.board.view)
         metrics.watch_runs(self.feedback.runs.figures)
         metrics.watch_load(
             running=lambda: self.dispatcher.running,
@@ -225,6 +257,43 @@ class Service:
             engine_restarts=lambda: supervisor.lifecycle.restarts,
         )
         return metrics
+
+    def _watch_board(self, paths: Paths, plan: ModelPlan) -> tuple[Sampler, BoardWatch]:
+        """What sees the board, and what governs its heat and supply."""
+        settings, simulated, roots = self.settings, self.simulated, self.board_roots
+        if simulated is not None:
+            profile = simulated.profile
+        else:
+            profile = load_profile(settings.board.profile) if settings.board.profile else find_profile(roots)
+        sampler = Sampler(roots, profile, period_s=settings.board.sensor_period_ms / 1000)
+        permissions = PermissionRequests(paths.run)
+        run_folder = simulated.run_folder if simulated is not None else paths.run
+
+        def ask(refused: Path) -> None:
+            permissions.ask(refused, time.monotonic())
+
+        def caps(told: Callable[[CapOutcome], None]) -> CapThread:
+            return CapThread(partial(ClockCaps, roots, run_folder, ask_permission=ask), told)
+
+        dispatcher = self.dispatcher
+        devices = DeviceEvents(partial(UdevSource, roots), partial(_device_told, sampler))
+        watch = BoardWatch(
+            settings.thermal,
+            settings.power,
+            profile=profile,
+            eyes=sampler,
+            caps=caps,
+            load=LoadLooks(dispatcher.work, lambda: (dispatcher.running, dispatcher.waiting)),
+            pace=lambda share: self.pace.set("governor", share, share),
+            limit=dispatcher.limit_generations,
+            # Neither threads nor devices of this machine are a simulated board's.
+            threads=profile.prefill_threads if simulated is not None else plan.strategy.threads,
+            devices=devices if simulated is None else None,
+            ask_permission=lambda policies: ask(CapFiles(roots).limit_path(policies[0])),
+            simulated=simulated is not None,
+            speed=simulated.options.speed if simulated is not None else 1.0,
+        )
+        return sampler, watch
 
     async def simulate(self) -> None:
         """Let the simulated board live by what the engine does, and slow the engine down as that board would."""
@@ -237,7 +306,7 @@ class Service:
             return cost_of(plan.description, work.past_tokens) if plan is not None else None
 
         await self.simulated.run(
-            self.dispatcher.present,
+            self.dispatcher.work,
             cost,
             duty=lambda: self.pace.without(SOURCE),
             pace=lambda shares: self.pace.set(SOURCE, shares.prefill, shares.decode),
@@ -248,6 +317,7 @@ class Service:
         if self.stopping.status in (EXIT_MEMORY, EXIT_ENGINE_BUDGET_SPENT):
             # What the next service would take over may be the very reason for its start.
             self._kept.give_up()
+        await self.board.close()
         self.dispatcher.conversations.stop_saving()
         await self.supervisor.stop()
         await self.relief.close()

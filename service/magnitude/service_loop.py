@@ -17,7 +17,6 @@ from magnitude.board.oom_score import protect_from_oom
 from magnitude.board.process_memory import read_process, read_storage_bytes
 from magnitude.board.profiles import load_profile
 from magnitude.board.roots import HostRoots
-from magnitude.board.temperature import processor_temp_c
 from magnitude.config import Settings
 from magnitude.config.load import Loaded
 from magnitude.errors import ConfigError, EngineNotReady, MagnitudeError
@@ -43,7 +42,6 @@ from magnitude.supervise.restart_job import restart_follows
 from magnitude.supervise.status_line import StatusFacts
 from magnitude.supervise.stopping import Stopping
 from magnitude.supervise.teller import Look, Teller
-from magnitude.supervise.temperature_watch import TemperatureWatch
 from magnitude.supervise.watchdog import EngineView
 from magnitude.text.catalogue import TextCatalogue
 
@@ -116,20 +114,17 @@ async def _serve(
     live, metrics, stopping = LiveSettings(settings), service.metrics(), service.stopping
     app = build_app(service.dispatcher, live, texts=service.texts, metrics=metrics, records=service.recorder.store)
     accepting = asyncio.Event()
-    warmth = TemperatureWatch(partial(processor_temp_c, service.board_roots))
-    teller = Teller(
-        notifier, lambda: look_at(service, accepting, warmth.temp_c), on_failed=_gives_up(notifier, stopping)
-    )
+    teller = Teller(notifier, lambda: look_at(service, accepting), on_failed=_gives_up(notifier, stopping))
     if read is not None:
         live.reload = Reloader(read, live=live, service=service, sockets=sockets, teller=teller).reload
     tasks = _Tasks(stopping)
     tasks.essential("supervision", service.supervisor.run())
     tasks.essential("saving conversations", service.dispatcher.conversations.run())
     tasks.essential("watching memory", service.memory.run())
+    tasks.essential("watching the board", service.board.run())
     if simulated is not None:
         tasks.essential("simulating the board", service.simulate())
     if notifier.active:
-        warmth.start()
         tasks.essential("telling the service manager", teller.run())
     # Tokenizers are read while the engine starts, so that the first request does not wait for them.
     tasks.start(_report_text_problems(service.loaded_at_start(), service.texts))
@@ -152,7 +147,6 @@ async def _serve(
             on_started=started,
         )
     finally:
-        warmth.stop()
         tasks.cancel()
         await service.stop()
         log.info("stopped")
@@ -211,8 +205,8 @@ def _gives_up(notifier: Notifier, stopping: Stopping) -> Callable[[str], None]:
     return given_up
 
 
-def look_at(service: Service, accepting: asyncio.Event, temp_c: float | None = None) -> Look:
-    """How the service is now. `accepting` is set once its sockets are; `temp_c` is the processor's, where known."""
+def look_at(service: Service, accepting: asyncio.Event) -> Look:
+    """How the service is now. `accepting` is set once its sockets are."""
     supervisor = service.supervisor
     lifecycle, heartbeat, pid = supervisor.lifecycle, supervisor.heartbeat, supervisor.pid
     up = lifecycle.phase is Phase.UP
@@ -245,7 +239,7 @@ def look_at(service: Service, accepting: asyncio.Event, temp_c: float | None = N
             running=health.running,
             waiting=health.queue_depth,
             engine="" if up else _engine_in_words(lifecycle, rss_bytes),
-            temp_c=temp_c,
+            temp_c=service.board.temp_c,
             simulated=service.simulated.profile.name if service.simulated is not None else "",
             memory=service.memory.step_text(),
             # The first reason is the engine's then.

@@ -14,7 +14,7 @@ from magnitude.board.profiles import find_profile, load_profile
 from magnitude.board.roots import read_int, read_text
 from magnitude.board.sim.tree import THROTTLED, BoardTree
 from magnitude.board.snapshot import ClockPolicy, Fan, Firmware, FirmwareFlags, Snapshot, TempSensor
-from magnitude.board.temperature import processor_temp_c
+from processor_heat import processor_temp_c
 
 POLICY = "devices/system/cpu/cpufreq/policy0"
 

@@ -18,6 +18,7 @@ from magnitude.schedule.events import (
     Event,
     Expire,
     Interrupt,
+    LimitChanged,
     Lost,
     Pause,
     Paused,
@@ -51,6 +52,7 @@ class AdmissionMachine(RuleBasedStateMachine):
         self.admission = Admission(max_queue=MAX_QUEUE, places=self.places, aging_s=AGING_S)
         self.now_s = 0.0
         self.slots: dict[str, int] = {}  # of an engine that is up
+        self.limit = 1000  # of generations, whatever their model
         self.submits: dict[int, Submit] = {}
         self.waiting: set[int] = set()
         self.paused: set[int] = set()
@@ -89,6 +91,7 @@ class AdmissionMachine(RuleBasedStateMachine):
                 else:
                     assert placement == self.places.held[request_id]
                     assert len(self.of_pool(submit.model)) <= self.slots[submit.model]
+                    assert len(self.generating()) <= self.limit
                 if max_new_tokens is not None:
                     assert submit.deadline is not None and not submit.deadline.hard
                     assert 0 < max_new_tokens < submit.max_new_tokens
@@ -132,6 +135,9 @@ class AdmissionMachine(RuleBasedStateMachine):
             return submit.model if submit.lane == "generation" else ""
 
         return [request_id for request_id in self.running if pool(self.submits[request_id]) == name]
+
+    def generating(self) -> list[int]:
+        return [request_id for request_id in self.running if self.submits[request_id].lane == "generation"]
 
     @rule(
         lane=st.sampled_from(["generation", "generation", "generation", "run"]),
@@ -230,6 +236,15 @@ class AdmissionMachine(RuleBasedStateMachine):
         self.slots[model] = slots
         self.apply(SetComputeSlots(model, slots))
 
+    @rule(limit=st.integers(1, 4) | st.none())
+    def limit_generations(self, limit: int | None) -> None:
+        running, waiting = self.running - self.expired, set(self.waiting | self.paused)
+        self.limit = 1000 if limit is None else limit
+        self.apply(LimitChanged(limit))
+        # Nothing is ended by it, and whoever waited waits or has started.
+        assert running <= self.running | self.expired
+        assert waiting <= self.waiting | self.paused | self.running | self.expired
+
     @rule(client=CLIENTS, requests=st.integers(0, 5), hold_s=st.floats(0, 100), priority=PRIORITIES)
     def reserve(self, client: str, requests: int, hold_s: float, priority: Any) -> None:
         self.apply(Reserve(client, requests, hold_s, "m", priority))
@@ -286,9 +301,12 @@ class AdmissionMachine(RuleBasedStateMachine):
             able = [i for i in self.suspects if self.submits[i].lane == "run" or self.slots[self.submits[i].model]]
             assert self.running or not able
             return
+        full = len(self.generating()) >= self.limit
         for figures in self.admission.figures(self.now_s):
             if figures.name == "":
                 assert not sum(figures.waiting.values()) or len(self.of_pool("")) == RUN_PLACES
+            elif full:
+                continue
             elif not figures.reservations and len(self.places.held) < self.places.count:
                 assert not sum(figures.waiting.values()) or figures.running >= figures.compute_slots
             elif not figures.reservations:

@@ -37,6 +37,39 @@ def test_more_requests_than_slots_take_turns_and_all_end() -> None:
     House([plan("m")]).play(scenario)
 
 
+def test_what_the_engine_is_at_is_told_as_a_request_begins_writes_and_ends() -> None:
+    async def scenario(house: House) -> None:
+        await house.until(lambda: house.supervisor.lifecycle.phase is Phase.UP)
+        told: list[str] = []
+        work = house.dispatcher.work
+        work.on_change = lambda: told.append(work.present().phase)
+        generation = await house.dispatcher.generate(task([1, 2], limit=1000))
+        assert told == ["prefill"]
+        await generation.next()
+        assert told == ["prefill", "decode"]
+        generation.cancel("test")
+        await house.until(lambda: house.dispatcher.running == 0)
+        assert told == ["prefill", "decode", "idle"]
+        spent = work.times()
+        assert spent.prefill_s > 0 and spent.decode_s > 0
+
+    House([plan("m")]).play(scenario)
+
+
+def test_fewer_generations_at_once_are_let_in_while_a_limit_holds() -> None:
+    async def scenario(house: House) -> None:
+        await house.until(lambda: house.supervisor.lifecycle.phase is Phase.UP)
+        house.dispatcher.limit_generations(1)
+        running = [await house.dispatcher.generate(task([1, 2], limit=1000)) for _ in range(2)]
+        assert (house.dispatcher.running, house.dispatcher.waiting) == (1, 1)
+        house.dispatcher.limit_generations(None)
+        assert (house.dispatcher.running, house.dispatcher.waiting) == (2, 0)
+        for generation in running:
+            generation.cancel("test")
+
+    House([plan("m")]).play(scenario)
+
+
 def test_a_full_queue_says_when_to_come_back() -> None:
     async def scenario(house: House) -> None:
         await house.until(lambda: house.supervisor.lifecycle.phase is Phase.UP)

@@ -11,17 +11,32 @@ import pytest
 from magnitude.board.profiles import load_profile
 from magnitude.board.roots import HostRoots
 from magnitude.board.sim.workload import ModelCost
-from magnitude.board.temperature import processor_temp_c
 from magnitude.models.catalogue import open_folder
 from magnitude.schedule.pacing import FULL, Shares
+from magnitude.schedule.phase_meter import PhaseTimes
 from magnitude.schedule.present_work import IDLE, PresentWork
 from magnitude.simulate.live import LEAST_SHARE, LiveBoard, SimulateOptions, cost_of, shares_at
+from processor_heat import processor_temp_c
 
 GOLDEN = Path(__file__).parents[1] / "golden"
 COST = ModelCost(weight_bytes=500e6, macs_per_token=900e6)
 PREFILL = PresentWork(phase="prefill", entering=1, model="m")
 DECODE = PresentWork(phase="decode", decoding=1, model="m")
 LIMIT = "devices/system/cpu/cpufreq/policy0/scaling_max_freq"
+
+
+class Meter:
+    """An engine that writes answers all the time."""
+
+    def __init__(self) -> None:
+        self.looks = 0
+
+    def present(self) -> PresentWork:
+        return DECODE
+
+    def times(self) -> PhaseTimes:
+        self.looks += 1
+        return PhaseTimes(decode_s=0.1 * self.looks)
 
 
 def board(folder: Path, name: str = "pi5-bare", **options: float) -> LiveBoard:
@@ -36,7 +51,7 @@ def pi(tmp_path: Path) -> Iterator[LiveBoard]:
 
 
 def temp_c(live: LiveBoard) -> float:
-    found = processor_temp_c(live.roots)
+    found = processor_temp_c(live.roots, live.profile)
     assert found is not None
     return found
 
@@ -87,6 +102,17 @@ def test_an_engine_that_is_paced_by_others_warms_it_less(tmp_path: Path):
     assert temp_c(seldom) < temp_c(always)
     always.close()
     seldom.close()
+
+
+def test_work_that_came_and_went_between_two_looks_warms_it_too(tmp_path: Path):
+    never, between = board(tmp_path / "one"), board(tmp_path / "two")
+    for _ in range(60):
+        never.advance(1.0, IDLE, COST)
+        between.advance(1.0, IDLE, COST, FULL, [(0.2, IDLE), (0.2, PREFILL)])
+    assert temp_c(between) > temp_c(never)
+    assert between.state().passed_s == never.state().passed_s
+    never.close()
+    between.close()
 
 
 def test_its_time_can_pass_faster_than_ours(tmp_path: Path):
@@ -142,6 +168,7 @@ def test_what_a_model_costs_goes_by_its_weights():
 def test_it_lives_beside_the_service_and_says_its_shares(pi: LiveBoard):
     (pi.roots.sys / LIMIT).write_text("1500000\n")
     told: list[Shares] = []
+    meter = Meter()
 
     async def main() -> None:
         said = asyncio.Event()
@@ -151,7 +178,7 @@ def test_it_lives_beside_the_service_and_says_its_shares(pi: LiveBoard):
             if len(told) == 2:
                 said.set()
 
-        running = asyncio.create_task(pi.run(lambda: DECODE, lambda work: COST, lambda: FULL, pace))
+        running = asyncio.create_task(pi.run(meter, lambda work: COST, lambda: FULL, pace))
         await said.wait()
         running.cancel()
 

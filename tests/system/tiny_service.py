@@ -40,14 +40,15 @@ class TinyService:
         stored: tuple[int, ...] = (),
         sections: dict[str, object] | None = None,
         environ: dict[str, str] | None = None,
+        options: tuple[str, ...] = (),
         **server: object,
     ) -> None:
         """`inherited` and `stored` are handed over as systemd does. `sections` are those of the configuration beside
-        `server`; unless given, the foreign folder is served."""
+        `server`; unless given, the foreign folder is served. `options` are those of the command line."""
         home.mkdir(exist_ok=True)
         settings = {**(sections or {"engine": {"model_path": str(FOREIGN)}}), "server": server}
         (home / "magnitude.yaml").write_text(yaml.safe_dump(settings))
-        command = [sys.executable, "-m", "magnitude.cli.main", "serve"]
+        command = [sys.executable, "-m", "magnitude.cli.main", "serve", *options]
         # Free numbers beyond those that the starter fills, so that none is overwritten before it is copied.
         handed = [*(sock.fileno() for sock in inherited), *stored]
         given = [fcntl.fcntl(fd, fcntl.F_DUPFD, FIRST_FREE_FD) for fd in handed]

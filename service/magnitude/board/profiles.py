@@ -32,7 +32,7 @@ def load_profile(name_or_path: str) -> BoardProfile:
 
     Raises `ConfigError`, which says what is wrong in which file, and where.
     """
-    if "/" in name_or_path or name_or_path.endswith((".yaml", ".yml")):
+    if is_profile_path(name_or_path):
         return _read(Path(name_or_path))
     if name_or_path not in profile_names():
         raise ConfigError(
@@ -40,6 +40,11 @@ def load_profile(name_or_path: str) -> BoardProfile:
             hint=f"Boards are {', '.join(profile_names())}; a path to a YAML file names a profile of your own",
         )
     return _shipped(name_or_path)
+
+
+def is_profile_path(name_or_path: str) -> bool:
+    """Whether it is a file that is meant, and not a name."""
+    return "/" in name_or_path or name_or_path.endswith((".yaml", ".yml"))
 
 
 def find_profile(roots: HostRoots) -> BoardProfile:

@@ -28,6 +28,11 @@ LIVE_KEYS = frozenset(
         "memory.thresholds_percent",
         "models.aliases",
         "models.keep_alive_s",
+        "power.battery_hysteresis_percent",
+        "power.battery_least_percent",
+        "power.battery_saving_percent",
+        "power.calm_s",
+        "power.enabled",
         "schedule.aging_s",
         "schedule.encode_max_batch",
         "schedule.encode_wait_ms",
@@ -37,6 +42,10 @@ LIVE_KEYS = frozenset(
         "server.max_messages",
         "server.max_queue",
         "server.max_request_bytes",
+        "thermal.down_c",
+        "thermal.enabled",
+        "thermal.target_c",
+        "thermal.up_c",
     }
 )
 

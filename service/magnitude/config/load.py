@@ -13,6 +13,7 @@ from pathlib import Path
 import msgspec
 import yaml
 
+from magnitude.board.profiles import is_profile_path
 from magnitude.config import typed
 from magnitude.config.address import parse_listen
 from magnitude.config.document import MapNode, Node, Place, Scalar, merge, parse, resolve_scalar
@@ -23,7 +24,7 @@ from magnitude.governor.power import wrong_percents
 from magnitude.paths import config_path
 
 # Values that name files: a relative one is relative to the file it stands in, wherever the service is started.
-PATH_KEYS = (("engine", "model_path"), ("models", "folder"), ("server", "unix_socket"))
+PATH_KEYS = (("engine", "model_path"), ("models", "folder"), ("server", "unix_socket"), ("board", "profile"))
 
 # Windows of 10 made strategies oscillate in the field, 50 worked, 100 was safe.
 SHORT_WINDOW = 50
@@ -159,6 +160,8 @@ def _with_absolute_paths(root: MapNode, folder: Path) -> MapNode:
         if not isinstance(section, MapNode):
             continue
         node = section.items.get(key)
+        if section_name == "board" and not (isinstance(node, Scalar) and is_profile_path(node.written)):
+            continue  # a name
         if isinstance(node, Scalar) and node.kind == "text" and node.written:
             absolute = str(folder.absolute() / Path(node.written).expanduser())
             item = msgspec.structs.replace(node, value=os.path.normpath(absolute))

@@ -8,6 +8,7 @@ import msgspec
 from msgspec import Meta
 
 from magnitude.config.agent import AgentSettings
+from magnitude.config.board import BoardSettings
 from magnitude.config.engine import EngineSettings
 from magnitude.config.kv import KvSettings
 from magnitude.config.log import LogSettings
@@ -17,6 +18,7 @@ from magnitude.config.power import PowerSettings
 from magnitude.config.records import RecordsSettings
 from magnitude.config.schedule import ScheduleSettings
 from magnitude.config.server import ServerSettings
+from magnitude.config.thermal import ThermalSettings
 
 
 class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -31,6 +33,12 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     )
     kv: Annotated[KvSettings, Meta(description="The memory of conversations.")] = KvSettings()
     memory: Annotated[MemorySettings, Meta(description="What is done when memory gets short.")] = MemorySettings()
+    board: Annotated[BoardSettings, Meta(description="Which board this is, and how often it is looked at.")] = (
+        BoardSettings()
+    )
+    thermal: Annotated[ThermalSettings, Meta(description="What is done about heat, and from when on.")] = (
+        ThermalSettings()
+    )
     power: Annotated[
         PowerSettings, Meta(description="What is done about a battery that runs low and a supply that is too weak.")
     ] = PowerSettings()

@@ -10,10 +10,12 @@ from collections.abc import Callable
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
 
 from magnitude.engine.protocol import PoolUse
+from magnitude.feedback.board_metrics import BoardCollector
 from magnitude.feedback.memory_metrics import MemoryCollector
 from magnitude.feedback.run_series import RunFigures
 from magnitude.feedback.schedule_metrics import RunCollector, ScheduleCollector
 from magnitude.governor.memory_state import MemoryState
+from magnitude.governor.thermal_report import BoardView
 from magnitude.schedule.figures import ScheduleFigures
 
 # From a warm short prompt on a desktop (20 ms) to 4,000 tokens on a Pi 5 (about a minute).
@@ -132,6 +134,8 @@ class Metrics:
         on.register(self._runs)
         self._schedule = ScheduleCollector()
         on.register(self._schedule)
+        self._board = BoardCollector()
+        on.register(self._board)
         self._memory = MemoryCollector()
         on.register(self._memory)
         self.engine_restarts = Gauge(
@@ -183,6 +187,10 @@ class Metrics:
     def watch_memory_steps(self, state: Callable[[], MemoryState]) -> None:
         """Like `watch_memory`, for limits and the steps that are taken near them."""
         self._memory.source = state
+
+    def watch_board(self, view: Callable[[], BoardView]) -> None:
+        """Like `watch_memory`, for heat, clocks and supply."""
+        self._board.source = view
 
     def watch_runs(self, figures: Callable[[], list[RunFigures]]) -> None:
         """Like `watch_memory`, for graph runs by shape."""

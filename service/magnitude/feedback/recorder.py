@@ -72,6 +72,7 @@ class Recorder:
         memory: Callable[[], MemorySeen],
         last_lines: Callable[[], Sequence[str]],
         step_deadline_s: float,
+        temperature_c: Callable[[], float | None] = lambda: None,
         clocks: Clocks | None = None,
     ) -> None:
         """`load` gives waiting and running requests, `plan` how the model of a name runs now, `models` all that it
@@ -87,6 +88,7 @@ class Recorder:
             engine_rss_bytes=lambda: engine.heartbeat.rss_bytes if engine.heartbeat else None,
             memory=lambda: memory().sight,
             memory_step=lambda: memory().step,
+            temperature_c=temperature_c,
         )
         self.store: RecordStore | None = None
         if settings.max_bytes:

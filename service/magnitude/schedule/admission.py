@@ -3,7 +3,8 @@
 Each decoder model has compute slots, as many generations as run together at the throughput knee; encoder and tensor
 runs share a few places in the engine, so that a flood of embeddings cannot fill its inbox. One bounded queue stands
 in front of them all; who is next is decided per pool (`pool.py`). A generation needs a KV slot besides, which
-`Places` gives; and nothing starts whose model is not loaded.
+`Places` gives; and nothing starts whose model is not loaded. A limit may hold for the generations of all models
+together: then the most pressing request of any of them is next.
 
 No compute slot stands idle while somebody waits for it, with two exceptions: a slot that is held for a client that
 announced itself, and slots left free while one that is overdue waits for KV memory.
@@ -15,6 +16,7 @@ should it ever go back, time stands still here until it has caught up.
 from __future__ import annotations
 
 import math
+import sys
 
 from magnitude.schedule.events import (
     Dropped,
@@ -25,6 +27,7 @@ from magnitude.schedule.events import (
     Event,
     Expire,
     Interrupt,
+    LimitChanged,
     Lost,
     Pause,
     Paused,
@@ -75,6 +78,7 @@ class Admission:
         self._suspects: set[int] = set()
         self._proved: set[int] = set()
         self._default_model = ""
+        self._limit: int | None = None
         self._arrivals = 0
         self._up = False
         self._now_s = -math.inf
@@ -90,7 +94,7 @@ class Admission:
 
     def free_slots(self, model: str) -> int:
         pool = self._pools.get(model)
-        return max(0, pool.free) if pool is not None and self._up else 0
+        return max(0, self._free(pool)) if pool is not None and self._up else 0
 
     def figures(self, now_s: float) -> tuple[PoolFigures, ...]:
         """The state of every pool; the last one, without a name, are encoder and tensor runs."""
@@ -113,10 +117,10 @@ class Admission:
         for pool in self._all():
             if not pool.waiting or not self._up:
                 continue
-            if pool.free > 0:
+            if self._free(pool) > 0:
                 due_s = min(due_s, pool.reservations.next_expiry_s(), pool.next_aging_s(now_s))
             elif self._pauses_wanted(pool, now_s) > 0:
-                due_s = min([due_s, *(_rested_s(r) for r in pool.running.values() if _may_pause(r))])
+                due_s = min([due_s, *(_rested_s(r) for r in self._in_the_way(pool) if _may_pause(r))])
         return None if due_s == math.inf else max(due_s, now_s)
 
     def tune(self, *, max_queue: int, aging_s: float, utilisation: float) -> None:
@@ -150,6 +154,8 @@ class Admission:
                 self._proved.add(request_id)
             case SetComputeSlots(model, slots):
                 self._pool(model).slots = max(0, slots)
+            case LimitChanged(limit):
+                self._limit = None if limit is None else max(1, limit)
             case Reserve():
                 self._reserve(event, now_s)
             case PlacesChanged():
@@ -285,11 +291,24 @@ class Admission:
         if (suspects := self._suspects_first()) is not None:
             return self._start_suspect(suspects, now_s)
         effects: list[Effect] = []
+        if self._limit is not None:
+            # One at a time: who is next is decided between the pools as well.
+            while (start := self._start_most_pressing(now_s)) is not None:
+                effects.append(start)
         for pool in self._all():
             while (start := self._start_next(pool, now_s)) is not None:
                 effects.append(start)
             effects += self._preempt(pool, now_s)
         return effects
+
+    def _start_most_pressing(self, now_s: float) -> Start | None:
+        pressing: list[tuple[tuple[float, ...], Pool]] = []
+        for pool in self._pools.values():
+            ready = (r for r in pool.order(now_s) if self._places.ready(r.submit.model, begun=r.begun))
+            if (first := next(ready, None)) is not None:
+                pressing.append(((pool.rank(first, now_s), first.age_from_s, first.order), pool))
+        started = (self._start_next(pool, now_s) for _, pool in sorted(pressing, key=lambda one: one[0]))
+        return next((start for start in started if start is not None), None)
 
     def _suspects_first(self) -> list[Request] | None:
         """Suspects that may start, empty when all have to wait: one of them is tried at a time, beside none but those
@@ -298,7 +317,9 @@ class Admission:
             return []
         known = [self._requests[request_id] for request_id in self._suspects]
         ready = [
-            r for r in known if self._pool_of(r.submit).free > 0 and self._places.ready(r.submit.model, begun=True)
+            r
+            for r in known
+            if self._free(self._pool_of(r.submit)) > 0 and self._places.ready(r.submit.model, begun=True)
         ]
         if not ready:
             return None
@@ -313,13 +334,13 @@ class Admission:
         return []
 
     def _start_next(self, pool: Pool, now_s: float) -> Start | None:
-        if pool.free <= 0 or not pool.waiting:
+        if self._free(pool) <= 0 or not pool.waiting:
             return None
         only_begun = False
         for request in pool.order(now_s):
             submit = request.submit
             overdue = pool.rank(request, now_s) == OVERDUE
-            if (only_begun and not request.begun) or pool.free <= self._held_against(pool, request, now_s):
+            if (only_begun and not request.begun) or self._free(pool) <= self._held_against(pool, request, now_s):
                 continue
             if not self._places.ready(submit.model, begun=request.begun):
                 continue  # not even an overdue one holds others back: it waits for no place of theirs
@@ -361,7 +382,7 @@ class Admission:
 
     def _preempt(self, pool: Pool, now_s: float) -> list[Effect]:
         """Pause background generations for interactive ones that wait for nothing but a compute slot."""
-        rested = [r for r in pool.running.values() if _may_pause(r) and _rested_s(r) <= now_s]
+        rested = [r for r in self._in_the_way(pool) if _may_pause(r) and _rested_s(r) <= now_s]
         # The one that has run longest since it last waited: all take their turns.
         chosen = sorted(rested, key=lambda r: (r.since_s, r.order))[: self._pauses_wanted(pool, now_s)]
         for request in chosen:
@@ -371,7 +392,8 @@ class Admission:
     def _pauses_wanted(self, pool: Pool, now_s: float) -> int:
         """How many generations must let go for the interactive requests that freed compute slots would start, beyond
         those whose slots come free anyway."""
-        if pool.free > 0:
+        free = self._free(pool)
+        if free > 0:
             return 0
         in_need = sum(
             request.submit.priority == "interactive"
@@ -381,13 +403,36 @@ class Admission:
             and not self._held_against(pool, request, now_s)
             for request in pool.waiting
         )
-        if not (startable := min(in_need, pool.slots)):
+        if not (startable := min(in_need, self._slots(pool))):
             return 0
-        return max(0, startable - pool.free - sum(request.leaving for request in pool.running.values()))
+        return max(0, startable - free - sum(request.leaving for request in self._in_the_way(pool)))
 
     def _held_against(self, pool: Pool, request: Request, now_s: float) -> int:
         rank = pool.rank(request, now_s)
-        return 0 if rank == OVERDUE else pool.reservations.held_against(request.submit.client, rank, pool.slots)
+        if rank == OVERDUE:
+            return 0
+        return pool.reservations.held_against(request.submit.client, rank, self._slots(pool))
+
+    # --- compute slots, and the limit for all of them ---
+
+    def _free(self, pool: Pool) -> int:
+        if self._limit is None or pool is self._runs:
+            return pool.free
+        return min(pool.free, self._room())
+
+    def _slots(self, pool: Pool) -> int:
+        return pool.slots if self._limit is None or pool is self._runs else min(pool.slots, self._limit)
+
+    def _room(self) -> int:
+        """How many more generations the limit allows."""
+        running = sum(len(pool.running) for pool in self._pools.values())
+        return sys.maxsize if self._limit is None else self._limit - running
+
+    def _in_the_way(self, pool: Pool) -> list[Request]:
+        """What runs where the pool's next request waits to: in its own slots, or anywhere below the limit."""
+        if pool is self._runs or pool.free <= self._room():
+            return list(pool.running.values())
+        return [request for other in self._pools.values() for request in other.running.values()]
 
     # --- the bounded queue ---
 

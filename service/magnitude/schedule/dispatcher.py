@@ -18,10 +18,11 @@ from magnitude.board.sim.told import SimulatedState
 from magnitude.config.kv import KvSettings
 from magnitude.config.schedule import ScheduleSettings
 from magnitude.engine.client import EngineLink
-from magnitude.engine.protocol import Failed, Finished, PrefillProgress, Tensor, TensorInfo, ToService
+from magnitude.engine.protocol import Failed, Finished, PrefillProgress, Tensor, TensorInfo, Tokens, ToService
 from magnitude.errors import EngineNotReady, MagnitudeError
 from magnitude.feedback.records import Feedback, TaskRecord
 from magnitude.governor.memory_state import MemoryState
+from magnitude.governor.thermal_report import BoardView
 from magnitude.models.description import ModelDescription
 from magnitude.schedule.admission import Admission
 from magnitude.schedule.conversations import Conversations
@@ -32,6 +33,7 @@ from magnitude.schedule.events import (
     EngineDown,
     EngineUp,
     Event,
+    LimitChanged,
     Paused,
     PlacesChanged,
     Proved,
@@ -61,9 +63,9 @@ from magnitude.schedule.long_prompts import LongPrompts
 from magnitude.schedule.open_generation import OpenGeneration
 from magnitude.schedule.open_tasks import OpenTask
 from magnitude.schedule.pacing import Shares
+from magnitude.schedule.phase_meter import WorkMeter
 from magnitude.schedule.plan import ModelPlan
 from magnitude.schedule.presence import Presence
-from magnitude.schedule.present_work import PresentWork, present_work
 from magnitude.schedule.refusals import Refusals
 from magnitude.schedule.replacement import replace_engine
 from magnitude.schedule.report import EngineView, figures_of, health_of, state_of
@@ -116,6 +118,7 @@ class Dispatcher:
         )
         self._execution = Execution(self.models_served, self.conversations, ended=self._ended, paused=self._paused)
         self._open = self._execution.open
+        self.work = WorkMeter(self._open.values, clock)
         self._presence = Presence(
             self.models_served.by_name,
             max_queue=max_queue,
@@ -147,6 +150,7 @@ class Dispatcher:
         self._ids = itertools.count(1)
         # As others see them.
         self.memory_state: Callable[[], MemoryState] = MemoryState
+        self.board_view: Callable[[], BoardView] = BoardView
         self.pace_state: Callable[[], Mapping[str, Shares]] = dict
         self.simulated_state: Callable[[], SimulatedState | None] = lambda: None
         self._compute_slots: dict[str, int] = {}
@@ -198,6 +202,7 @@ class Dispatcher:
         task = self._open.get(request_id) if request_id is not None else None
         if task is None or task.paused:
             return
+        writes_first = isinstance(message, Tokens) and isinstance(task, OpenGeneration) and not task.emitted
         if isinstance(message, Failed):
             task.fail(error_from(message))
             self._ended(task)
@@ -208,6 +213,8 @@ class Dispatcher:
             self.conversations.progressed(plan, task.request_id, message.done_tokens)
         if self._suspicion.proved(task):
             self._decide(Proved(task.request_id))
+        if writes_first:
+            self.work.look()
 
     # --- which models are in memory ---
 
@@ -247,6 +254,10 @@ class Dispatcher:
             task.fail(copy.copy(error))
             task.withdraw()
         self._presence.refuse(lambda model: error)
+
+    def limit_generations(self, limit: int | None) -> None:
+        """At most so many run at once from now on, of all models together; those that run already go on."""
+        self._decide(LimitChanged(limit))
 
     # --- settings that may change while it runs ---
 
@@ -400,6 +411,7 @@ class Dispatcher:
             self.figures(),
             residency=residency,
             memory=self.memory_state(),
+            board=self.board_view(),
             pace=self.pace_state(),
             simulated_board=self.simulated_state(),
         )
@@ -407,10 +419,6 @@ class Dispatcher:
     def figures(self) -> ScheduleFigures:
         pools = self._admission.figures(self._clock())
         return figures_of(pools, self.models_served, self.conversations, self._execution.preemptions)
-
-    def present(self) -> PresentWork:
-        """What the engine is at."""
-        return present_work(self._open.values())
 
     # --- figures for metrics ---
 
@@ -510,6 +518,7 @@ class Dispatcher:
             error = self._execution.carry_out(effect)
             if isinstance(effect, Reject) and effect.request_id == newcomer:
                 refused = error
+        self.work.look()
         self._wake_again()
         self._presence.demand_changed()
         return refused

@@ -102,6 +102,13 @@ class SetComputeSlots(msgspec.Struct, frozen=True):
     slots: int
 
 
+class LimitChanged(msgspec.Struct, frozen=True):
+    """From now on at most `limit` generations run at once, of all models together; None: as many as the models'
+    compute slots allow. Those beyond it are not interrupted, and what waits stays. Below 1 counts as 1."""
+
+    limit: int | None
+
+
 class Reserve(msgspec.Struct, frozen=True):
     """A client announces `requests` generations within `hold_s`; `Admission.hold` says what is held then. Its newest
     announcement for a model replaces the one before; 0 requests take it back. `model` "": the default one.
@@ -131,6 +138,7 @@ Event = (
     | EngineDown
     | Proved
     | SetComputeSlots
+    | LimitChanged
     | Reserve
     | PlacesChanged
     | Tick

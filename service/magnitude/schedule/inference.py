@@ -10,6 +10,7 @@ from typing import Literal, Protocol
 
 import msgspec
 
+from magnitude.board.brief import BoardState
 from magnitude.board.sim.told import SimulatedState
 from magnitude.engine.protocol import (
     FinishReason,
@@ -23,6 +24,8 @@ from magnitude.engine.protocol import (
 from magnitude.feedback.records import TaskFigures
 from magnitude.feedback.run_series import RunFigures, RunTimes
 from magnitude.governor.memory_state import MemoryState
+from magnitude.governor.power_state import PowerState
+from magnitude.governor.thermal_report import ThermalReport
 from magnitude.models.description import ModelDescription
 from magnitude.schedule.figures import ScheduleFigures
 from magnitude.schedule.pacing import Shares
@@ -192,6 +195,9 @@ class ServiceState(msgspec.Struct, frozen=True, kw_only=True):
     runs: list[RunFigures] = []  # what graph runs take, by shape
     run_times: RunTimes = RunTimes()
     memory: MemoryState = MemoryState()
+    board: BoardState = BoardState()
+    thermal: ThermalReport = ThermalReport()
+    power: PowerState = PowerState()
     pace: dict[str, Shares] = {}  # who lets the engine compute for a share of the time only; empty: nobody
     simulated_board: SimulatedState | None = None  # None: the board is real
 

@@ -12,6 +12,7 @@ from magnitude.board.sim.told import SimulatedState
 from magnitude.engine.protocol import Heartbeat
 from magnitude.feedback.records import Feedback
 from magnitude.governor.memory_state import MemoryState
+from magnitude.governor.thermal_report import BoardView
 from magnitude.schedule.figures import ModelFigures, ScheduleFigures
 from magnitude.schedule.inference import ModelState, ServiceHealth, ServiceState
 from magnitude.schedule.pacing import Shares
@@ -25,7 +26,9 @@ if TYPE_CHECKING:
     from magnitude.schedule.conversations import Conversations
     from magnitude.schedule.served_models import ServedModels
 
-NO_MEMORY = MemoryState()  # nobody watches it
+# Nobody watches them.
+NO_MEMORY = MemoryState()
+NO_BOARD = BoardView()
 
 
 class EngineView(Protocol):
@@ -106,6 +109,7 @@ def state_of(
     *,
     residency: Mapping[str, State],
     memory: MemoryState = NO_MEMORY,
+    board: BoardView = NO_BOARD,
     pace: Mapping[str, Shares] | None = None,
     simulated_board: SimulatedState | None = None,
 ) -> ServiceState:
@@ -130,6 +134,9 @@ def state_of(
         runs=feedback.runs.figures(),
         run_times=feedback.runs.times,
         memory=memory,
+        board=board.board,
+        thermal=board.thermal,
+        power=board.power,
         pace=dict(pace or {}),
         simulated_board=simulated_board,
     )

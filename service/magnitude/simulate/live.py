@@ -13,8 +13,9 @@ import logging
 import shutil
 import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
+from typing import Protocol
 
 import msgspec
 
@@ -26,6 +27,7 @@ from magnitude.board.sim.tree import BoardTree
 from magnitude.board.sim.workload import ModelCost, Work
 from magnitude.models.description import ModelDescription
 from magnitude.schedule.pacing import FULL, Shares
+from magnitude.schedule.phase_meter import PhaseTimes, work_by_phase
 from magnitude.schedule.present_work import PresentWork
 
 log = logging.getLogger("magnitude.simulate")
@@ -50,6 +52,14 @@ class SimulateOptions(msgspec.Struct, frozen=True, kw_only=True):
     ambient_c: float = 25.0
     start_c: float | None = None
     speed: float = 1.0
+
+
+class Meter(Protocol):
+    """What the engine is at, and how long it has been at what (`schedule.phase_meter.WorkMeter`)."""
+
+    def present(self) -> PresentWork: ...
+
+    def times(self) -> PhaseTimes: ...
 
 
 class LiveBoard:
@@ -87,22 +97,33 @@ class LiveBoard:
             "THE BOARD IS SIMULATED: heat, clocks and speed are computed, not measured", extra={"fields": fields}
         )
 
-    def advance(self, dt_s: float, work: PresentWork, cost: ModelCost | None, duty: Shares = FULL) -> Shares:
-        """Let `dt_s` seconds of the service's time pass with this work, of which others let the engine do `duty`; the
-        shares of the time for which it may compute from now on."""
+    def advance(
+        self,
+        dt_s: float,
+        work: PresentWork,
+        cost: ModelCost | None,
+        duty: Shares = FULL,
+        parts: Sequence[tuple[float, PresentWork]] = (),
+    ) -> Shares:
+        """Let `dt_s` seconds of the service's time pass, of which others let the engine do `duty`; the shares of the
+        time for which it may compute from now on. It did `work` all the time, or `parts` in proportion to their
+        seconds, one after the other, and `work` at their end."""
+        whole_s = sum(seconds for seconds, _ in parts) or 1.0
         with self._lock:
             if self._closed:
                 return self._shares
             for policy, khz in self._tree.read_back().items():
                 self._board.set_cap(policy, khz)
-            self._board.advance(dt_s * self.options.speed, _work_of(self.profile, work, cost, duty))
+            for seconds, done in parts or [(1.0, work)]:
+                passed_s = dt_s * seconds / whole_s * self.options.speed
+                self._board.advance(passed_s, _work_of(self.profile, done, cost, duty))
             self._tree.show(self._board.snapshot())
-            self._shares = shares_at(self.profile, self._clocks(idle=work.phase == "idle"), cost, work.decoding)
+            self._shares = shares_at(self.profile, self._clocks(), cost, work.decoding)
             return self._shares
 
     async def run(
         self,
-        present: Callable[[], PresentWork],
+        meter: Meter,
         cost: Callable[[PresentWork], ModelCost | None],
         duty: Callable[[], Shares],
         pace: Callable[[Shares], None],
@@ -110,13 +131,14 @@ class LiveBoard:
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         """Keep the board going until cancelled. The callables are called on the event loop, `advance` beside it."""
-        last_s = clock()
+        last_s, counted = clock(), meter.times()
         while True:
             await asyncio.sleep(PERIOD_S)
             now_s = clock()
             step_s, last_s = min(now_s - last_s, LONGEST_STEP_S), now_s
-            work = present()
-            pace(await asyncio.to_thread(self.advance, step_s, work, cost(work), duty()))
+            work, before, counted = meter.present(), counted, meter.times()
+            parts = work_by_phase(work, counted.since(before))
+            pace(await asyncio.to_thread(self.advance, step_s, work, cost(work), duty(), parts))
 
     def state(self) -> SimulatedState:
         board, options = self._board, self.options
@@ -141,12 +163,15 @@ class LiveBoard:
             self._closed = True
             self._tree.close()
 
-    def _clocks(self, *, idle: bool) -> dict[str, float]:
-        """Those that work runs at. At rest clocks are low, which says nothing about what a request would get."""
-        if not idle:
-            return self._board.effective_khz
-        policies = self._board.snapshot().clocks
-        return {policy.name: float(policy.cap_khz) for policy in policies if policy.cap_khz is not None}
+    def _clocks(self) -> dict[str, float]:
+        """Those that work runs at: the limit of each, or what the firmware leaves of it. A clock that is low because
+        nothing ran, or still on its way up, is not meant: that is over before the engine could be told."""
+        runs = self._board.effective_khz
+        khz: dict[str, float] = {}
+        for clock in self._board.snapshot().clocks:
+            throttled = clock.cur_khz is None or clock.cap_khz is None or runs[clock.name] < clock.cur_khz
+            khz[clock.name] = runs[clock.name] if throttled or clock.cap_khz is None else float(clock.cap_khz)
+        return khz
 
 
 def shares_at(

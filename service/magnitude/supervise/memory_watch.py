@@ -108,10 +108,13 @@ class MemoryWatch:
         *,
         engine: Callable[[], EngineFigures],
         roots: HostRoots | None = None,
+        note: Callable[[MemoryReading], None] = lambda reading: None,
         environ: MutableMapping[str, str] | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
+        """`note` is told of each reading."""
         self._actions = actions
+        self._note = note
         self._engine = engine
         self._clock = clock
         self._reader = MemoryReader(roots)
@@ -168,6 +171,7 @@ class MemoryWatch:
         pids = [pid for pid in (figures.pid, figures.spare_pid) if pid is not None]
         reading = await asyncio.to_thread(self._reader.read, pids)
         first, self._reading = self._reading is None, reading
+        self._note(reading)
         self._sight = sight_of(
             reading,
             engine_pid=figures.pid,
