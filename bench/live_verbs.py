@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated
+from typing import Annotated, Any
 
 import msgspec
 import typer
@@ -15,6 +15,7 @@ from bench.report import print_machine, ratio_text
 
 def register(app: typer.Typer) -> None:
     app.command("live-board")(live_board)
+    app.command("live-heat")(live_heat)
 
 
 def live_board(
@@ -33,7 +34,8 @@ def live_board(
     print_machine(console, read_machine())
     folder = models_folder()
     manifest = msgspec.json.decode((folder / CHAT_MODEL / "manifest.json").read_bytes())
-    settings = {"engine": {"speculation": "off"}}
+    # Its governor would set clocks, too.
+    settings: dict[str, dict[str, Any]] = {"engine": {"speculation": "off"}, "thermal": {"enabled": False}}
     with running_service(folder, settings, command(board, ambient)) as service, console.status("") as status:
         bench = LiveBoardBench(service, CHAT_MODEL, tuple(manifest["special"]["eos"]))
         results = [bench.measure(int(float(mhz) * 1000), rounds, status.update) for mhz in clocks.split(",")]
@@ -52,3 +54,55 @@ def live_board(
     )
     write_json(json, board=board, live_board=results)
     leave_if([line for row in results for line in row.missed])
+
+
+def live_heat(
+    board: Annotated[str, typer.Option(help="The simulated board.")] = "pi5-bare",
+    ambient: Annotated[float, typer.Option(help="Air around it, °C.")] = 25.0,
+    start: Annotated[float, typer.Option(help="The chip at first, °C.")] = 70.0,
+    speed: Annotated[float, typer.Option(help="Heat passes so much faster than real time.")] = 4.0,
+    seconds: Annotated[float, typer.Option(min=5, help="Load of each run, in real time.")] = 90.0,
+    json: Json = None,
+) -> None:
+    """The real service on a simulated board under load without a break: the governor beside firmware alone."""
+    from bench.live_heat import HeatPlan, measure_heat
+    from bench.service_process import running_service
+    from magnitude.board.profiles import load_profile, policy_name
+
+    print_machine(console, read_machine())
+    plan = HeatPlan(board=board, ambient_c=ambient, start_c=start, speed=speed, seconds=seconds)
+    profile = load_profile(board)
+    fastest = max(range(len(profile.clusters)), key=lambda index: profile.clusters[index].capacity)
+    results = []
+    for governed in (False, True):
+        settings: dict[str, dict[str, Any]] = {
+            "engine": {"speculation": "off"},
+            "thermal": {"enabled": governed},
+        }
+        with running_service(models_folder(), settings, plan.command()) as service, console.status("") as status:
+            results.append(
+                measure_heat(
+                    service,
+                    plan,
+                    governed=governed,
+                    model=CHAT_MODEL,
+                    soft_c=profile.trips.soft_c,
+                    full_khz=profile.clusters[fastest].opps[-1].khz,
+                    policy=policy_name(profile, fastest),
+                    progress=status.update,
+                )
+            )
+    table = Table(
+        f"SIMULATED {board}", "highest °C", f"time at {profile.trips.soft_c:g} °C or more", "clock", "tokens/s"
+    )
+    for row in results:
+        table.add_row(
+            "thermal governor" if row.governed else "firmware alone",
+            f"{row.highest_c:.1f}",
+            f"{row.above_soft_share:.0%}",
+            f"{row.clock_share:.0%}",
+            f"{row.tokens_per_s:.0f}",
+        )
+    console.print(table)
+    write_json(json, plan=plan, live_heat=results)
+    leave_if([f"the governed chip reached {row.highest_c:.1f} °C" for row in results[1:] if row.above_soft_share])

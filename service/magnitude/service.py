@@ -265,7 +265,7 @@ class Service:
             profile = simulated.profile
         else:
             profile = load_profile(settings.board.profile) if settings.board.profile else find_profile(roots)
-        sampler = Sampler(roots, profile, fast_s=settings.board.sensor_period_ms / 1000)
+        sampler = Sampler(roots, profile, period_s=settings.board.sensor_period_ms / 1000)
         permissions = PermissionRequests(paths.run)
         run_folder = simulated.run_folder if simulated is not None else paths.run
 

@@ -16,6 +16,7 @@ from magnitude.board import (
     topology,
     usable_threads,
 )
+from magnitude.board.cpu import parse_size
 
 C = "sys/devices/system/cpu"
 G = "sys/fs/cgroup"
@@ -53,6 +54,46 @@ def test_an_offline_core_whose_files_fail_does_not_fail_the_reader(tmp_path: Pat
     broken.symlink_to("/proc/self/mem")  # reading fails with EIO, as a busy driver's file does
     board = topology(roots)
     assert compute_cpus(board, board.online) == (4, 5, 6, 7)
+
+
+@pytest.mark.parametrize("file", ["cpu_capacity", "cpufreq/cpuinfo_max_freq"])
+def test_what_one_cores_files_do_not_say_a_core_of_the_same_clock_does(tmp_path: Path, file: str) -> None:
+    tree = {
+        name: value
+        for name, value in rk3588().items()
+        if file != "cpufreq/cpuinfo_max_freq" or "capacity" not in name
+    }
+    tree |= {f"{C}/online": "0-7", f"{C}/cpufreq/policy0/related_cpus": "0 1 2 3"}
+    tree |= {f"{C}/cpufreq/policy4/related_cpus": "4 5", f"{C}/cpufreq/policy6/related_cpus": "6 7"}
+    roots = write_tree(tmp_path, tree)
+    broken = tmp_path / C / "cpu7" / file
+    broken.parent.mkdir(parents=True, exist_ok=True)
+    broken.unlink(missing_ok=True)
+    broken.symlink_to("/proc/self/mem")  # reading fails with EIO, as a busy driver's file does
+    board = topology(roots)
+    assert compute_cpus(board, board.online) == (4, 5, 6, 7)
+
+
+def test_caches_of_a_cluster_are_counted_once_each(tmp_path: Path) -> None:
+    tree: dict[str, str | int] = {f"{C}/online": "0-3"}
+    for cpu in range(4):
+        for index, (level, size, shared) in enumerate(
+            [(1, "64K", f"{cpu}"), (1, "64K", f"{cpu}"), (2, "512K", f"{cpu}"), (3, "2048K", "0-3")]
+        ):
+            folder = f"{C}/cpu{cpu}/cache/index{index}"
+            tree |= {f"{folder}/level": level, f"{folder}/size": size, f"{folder}/shared_cpu_list": shared}
+    (cluster,) = topology(write_tree(tmp_path, tree)).clusters
+    assert (cluster.l2_bytes, cluster.l3_bytes) == (4 * 512 * 1024, 2048 * 1024)
+
+
+def test_caches_that_are_not_told_are_unknown(tmp_path: Path) -> None:
+    (cluster,) = topology(write_tree(tmp_path, pi5())).clusters
+    assert (cluster.l2_bytes, cluster.l3_bytes) == (None, None)
+
+
+@pytest.mark.parametrize(("text", "size"), [("512K", 524288), ("2M", 2097152), ("64", 64), ("", None), ("K", None)])
+def test_kernel_sizes_parse(text: str, size: int | None) -> None:
+    assert parse_size(text) == size
 
 
 def test_a_core_that_comes_back_is_seen_at_the_next_reading(tmp_path: Path) -> None:

@@ -3,7 +3,7 @@
 from admission_bench import Bench, pauses, starts
 
 from magnitude.schedule.admission import PAUSE_INTERVAL_S
-from magnitude.schedule.events import EngineUp, LimitChanged, Paused
+from magnitude.schedule.events import EngineDown, EngineUp, LimitChanged, Paused
 
 
 def test_lowering_the_limit_ends_nothing_and_lets_nobody_in_until_enough_have_ended() -> None:
@@ -58,3 +58,22 @@ def test_an_interactive_request_takes_its_turn_from_a_background_one_of_another_
     bench.now_s += PAUSE_INTERVAL_S
     assert pauses(bench.submit(2, model="n", priority="interactive")) == [1]
     assert starts(bench.apply(Paused(1))) == [2]
+
+
+def test_below_the_limit_models_take_turns_by_how_long_their_requests_have_waited() -> None:
+    bench = Bench(slots=2)
+    bench.apply(EngineUp({"m": 2, "n": 2}))
+    bench.apply(LimitChanged(1))
+    for request_id, model in enumerate("mmnmn"):
+        bench.submit(request_id, after_s=0.1, model=model)
+    assert bench.order_of_starts() == [1, 2, 3, 4]
+
+
+def test_a_new_engine_finds_the_limit_in_force() -> None:
+    bench = Bench(slots=2)
+    bench.apply(LimitChanged(1))
+    bench.submit(1)
+    bench.submit(2)
+    bench.apply(EngineDown())
+    bench.running.clear()
+    assert starts(bench.apply(EngineUp({"m": 2}))) == [1]

@@ -126,8 +126,10 @@ def next_step(
     owner = whose(found_khz, entry, hardware.max_khz, kernel_limits=kernel_limits)
     if owner == "other":
         return Refuse("not_ours")
-    if wanted_khz is None or wanted_khz >= entry.original_khz:
+    if wanted_khz is None or (wanted_khz >= entry.original_khz and owner != "reset"):
         return Leave(forget=True) if owner == "reset" else Lift(hardware.clamped(entry.original_khz))
+    if owner == "reset" and hardware.fitted(wanted_khz) >= found_khz:
+        return Leave(forget=True)
     target = min(hardware.fitted(wanted_khz), entry.original_khz)
     if owner != "reset" and target == entry.ours_khz[0]:
         return Leave(forget=False)

@@ -189,10 +189,9 @@ def _cache_bytes(tree: Path, cpus: Iterable[int], level: int) -> int | None:
 
 def parse_size(text: str) -> int | None:
     """Bytes in the kernel's notation, `512K`."""
-    digits, unit = text.rstrip("KM"), text[len(text.rstrip("KM")) :]
-    if not digits.isdecimal() or unit not in ("", "K", "M"):
-        return None
-    return int(digits) << {"": 0, "K": 10, "M": 20}[unit]
+    digits = text.rstrip("KM")
+    shift = {"": 0, "K": 10, "M": 20}.get(text[len(digits) :])
+    return int(digits) << shift if digits.isdecimal() and shift is not None else None
 
 
 def cluster_by_speed(infos: Iterable[CpuInfo]) -> tuple[Cluster, ...]:

@@ -72,7 +72,7 @@ class FirmwareReader:
     ) -> None:
         self._mailbox = mailbox
         self._command = tuple(command)
-        self._files = [KernelFile(file) for file in _throttled_files(roots)]
+        self._files = [KernelFile(file) for file in throttled_files(roots)]
         self._seen = FirmwareFlags()
         self._hint = hint
         self._reason = ""
@@ -140,7 +140,7 @@ def _both(one: FirmwareFlags, other: FirmwareFlags) -> FirmwareFlags:
     return FirmwareFlags(**{name: getattr(one, name) or getattr(other, name) for name in _BITS})
 
 
-def _throttled_files(roots: HostRoots) -> list[Path]:
+def throttled_files(roots: HostRoots) -> list[Path]:
     """Where kernels show it: `soc/soc:firmware` on a 4, `soc@107c000000/soc@107c000000:firmware` on a 5."""
     try:
         return sorted((roots.sys / "devices/platform").glob("soc*/soc*firmware/get_throttled"))

@@ -6,8 +6,8 @@ from collections.abc import Iterable
 
 from magnitude.board.snapshot import TempSensor
 
-# A little more than the longest time between two samples (`sampler.CALM_S`): one that is older was to be followed by
-# another, which did not come.
+# A little more than the longest time between two samples (`sampling_rate.CALM_S`): one that is older was to be
+# followed by another, which did not come.
 FRESH_S = 2.5
 # How much each place says about what the board as a whole is like. What is missing leaves its share to the others.
 WEIGHTS: tuple[tuple[frozenset[str], float], ...] = (

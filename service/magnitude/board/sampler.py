@@ -25,9 +25,11 @@ log = logging.getLogger("magnitude.sensors")
 LOOK_ANEW_S = 60.0
 # What has a thread of its own is waited for so long by `read`, which is called once.
 ONCE_LIMIT_S = 1.5
-# Reads that are due within this share of the present period are done together: each round has its cost. They keep
-# their own periods on the average.
-TOGETHER = 0.5
+# All is read in rounds, each of which has its cost; sensors at the processor say when. What else is due within this
+# share of their period (a little more than half) goes with them, and so keeps its own period on the average.
+TOGETHER = 0.55
+# Sensors at the processor themselves are not read early, but for what a timer is off by.
+EARLY_S = 0.02
 # The read that finds out what there is to be read.
 LISTING = "listing"
 
@@ -35,9 +37,10 @@ LISTING = "listing"
 class Sampler:
     """`latest` never waits. `on_snapshot` is called from the sampler's thread, for each new one.
 
-    `fast_s` is the period while something moves (0.1 s at least; raises `ConfigError`). `units` override what zones
-    count in, by name; `affinity` are the CPUs that this process may run on (see `Sources`), `files` how sensors are
-    opened. Use either `start` or `read`, not both at once.
+    `period_s` is the time between two looks while something moves (0.1 s at least; raises `ConfigError`). `units`
+    override what zones count in, by name; `affinity` are the CPUs that this process may run on, `vcgencmd` is the
+    command that asks a Raspberry Pi's firmware (see `Sources`), `files` how sensors are opened. Use either `start` or
+    `read`, not both at once.
     """
 
     def __init__(
@@ -46,7 +49,7 @@ class Sampler:
         profile: BoardProfile,
         *,
         clock: Callable[[], float] = time.monotonic,
-        fast_s: float = FAST_S,
+        period_s: float = FAST_S,
         units: Mapping[str, Unit] | None = None,
         affinity: Collection[int] | None = None,
         vcgencmd: tuple[str, ...] | None = None,
@@ -56,7 +59,7 @@ class Sampler:
         self.on_snapshot: Callable[[Snapshot], None] | None = None
         self._clock = clock
         self._board = profile.name
-        self._rate = SamplingRate(fast_s)
+        self._rate = SamplingRate(period_s)
         self._find: Callable[[], Sources] = functools.partial(
             Sources, roots, profile, units=units, affinity=affinity, vcgencmd=vcgencmd, files=files
         )
@@ -101,7 +104,7 @@ class Sampler:
         self._memory = reading
 
     @property
-    def period_s(self) -> float:
+    def interval_s(self) -> float:
         """The present time between two samples of a sensor at the processor."""
         return self._rate.period_s(self._clock())
 
@@ -131,12 +134,15 @@ class Sampler:
             return FAST_S
         period_s = self._rate.period_s(now_s)
         periods = sources.periods(now_s, period_s / FAST_S)
-        due = [key for key in periods if self._due.get(key, now_s) <= now_s + TOGETHER * period_s]
+        due = [
+            key
+            for key in periods
+            if self._due.get(key, now_s) <= now_s + (EARLY_S if sources.leads(key) else TOGETHER * period_s)
+        ]
         if due:
             self._read(sources, due)
             now_s = max(now_s, self._clock())
-            if sources.tells(due):
-                self._publish(sources, now_s)
+            self._publish(sources, now_s)
             periods = sources.periods(now_s, self._rate.period_s(now_s) / FAST_S)
         for key, every_s in periods.items():
             # From when it was due, not from now: rounds must not drift apart.
@@ -144,7 +150,7 @@ class Sampler:
             if key in due:
                 then = then + every_s if then + every_s > now_s else now_s + every_s
             self._due[key] = then if key in due else min(then, now_s + every_s)
-        return max(0.0, min(self._due[key] for key in periods) - now_s)
+        return max(0.0, min(self._due[key] for key in periods if sources.leads(key)) - now_s)
 
     def close(self) -> None:
         """Let go of files and threads. Not while the sampler's own thread runs: it does that itself."""

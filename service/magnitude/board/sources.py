@@ -15,7 +15,7 @@ from magnitude.board.clocks import PolicyReader, find_policies
 from magnitude.board.cpu import compute_cpus, cpu_quota, topology, usable_threads
 from magnitude.board.devices import DeviceReader, find_devices
 from magnitude.board.fan import FanReader, find_fans
-from magnitude.board.firmware import COMMAND, MAILBOX, FirmwareReader
+from magnitude.board.firmware import COMMAND, MAILBOX, FirmwareReader, throttled_files
 from magnitude.board.heat import FRESH_S, fused, hottest
 from magnitude.board.kernel_file import KernelFile, NoSample
 from magnitude.board.memory_reading import MemoryReading
@@ -23,6 +23,7 @@ from magnitude.board.power import PowerReader
 from magnitude.board.profile import BoardProfile
 from magnitude.board.profiles import compatible
 from magnitude.board.roots import HostRoots
+from magnitude.board.sampling_rate import CALM_S
 from magnitude.board.sensors import Sensor, Unit, find_sensors
 from magnitude.board.snapshot import (
     ClockedDevice,
@@ -36,7 +37,7 @@ from magnitude.board.snapshot import (
 
 log = logging.getLogger("magnitude.sensors")
 
-# Seconds between two samples at the fast rate; all stretch with it.
+# Seconds between two reads at the fast rate. All stretch with it, up to `CALM_S`: what is older is not fresh.
 SENSOR_PERIODS_S: Mapping[SensorKind, float] = {
     "cpu": 0.1,
     "gpu": 0.15,
@@ -45,7 +46,7 @@ SENSOR_PERIODS_S: Mapping[SensorKind, float] = {
     "battery": 0.2,
     "other": 2.0,
 }
-# These are decided by within seconds, or only shown. They do not stretch.
+# These are decided by within seconds, or only shown.
 CLOCKS_S = 0.5
 DEVICES_S = 2.0
 # As often as the kernel's own driver asks it.
@@ -79,7 +80,8 @@ class Sources:
     """One board, as enumerated once. Make a new one when devices have come or gone; `carry` keeps what is known.
 
     `affinity` are the CPUs that this process may run on, None: asked from the kernel on this machine's own roots, all
-    that are online on others.
+    that are online on others. `vcgencmd` is the command that asks a Raspberry Pi's firmware, None: the usual one on
+    this machine's own roots, none on others.
     """
 
     def __init__(
@@ -110,8 +112,8 @@ class Sources:
         self._fed = Power()
         self._cpus = Cpus()
         self._by_key = {sensor.key: sensor for sensor in self.sensors}
-        self._leading = frozenset(sensor.key for sensor in self.sensors if sensor.kind == "cpu")
         self._periods = self._all_periods()
+        self._leading = {sensor.key for sensor in self.sensors if sensor.kind == "cpu"} or set(self._periods)
         self._reads = self._all_reads()
 
     # --- what to read ---
@@ -120,14 +122,14 @@ class Sources:
         """Seconds between two reads, by key. `stretch`: the current period of sampling over the fastest one."""
         spare = self._spare(now_s)
         return {
-            key: period * stretch if key in self._by_key else period
+            key: max(period, min(period * stretch, CALM_S))
             for key, period in self._periods.items()
             if key not in spare
         }
 
-    def tells(self, keys: Collection[str]) -> bool:
-        """Whether these are worth a snapshot: with a sensor at the processor, or where there is none."""
-        return not self._leading or not self._leading.isdisjoint(keys)
+    def leads(self, key: str) -> bool:
+        """Whether rounds go by this one: a sensor at the processor, or anything where there is none."""
+        return key in self._leading
 
     def read(self, key: str) -> Callable[[], object]:
         return self._reads[key]
@@ -258,7 +260,7 @@ class Sources:
 
 def _firmware(roots: HostRoots, own: bool, command: tuple[str, ...] | None) -> FirmwareReader | None:
     """Only a Raspberry Pi has one that can be asked."""
-    if not any(name.startswith("raspberrypi,") for name in compatible(roots)):
+    if not any(name.startswith("raspberrypi,") for name in compatible(roots)) and not throttled_files(roots):
         return None
     asked = command if command is not None else COMMAND if own else ()
     return FirmwareReader(roots, mailbox=MAILBOX if own else None, command=asked)

@@ -118,7 +118,7 @@ class LiveBoard:
                 passed_s = dt_s * seconds / whole_s * self.options.speed
                 self._board.advance(passed_s, _work_of(self.profile, done, cost, duty))
             self._tree.show(self._board.snapshot())
-            self._shares = shares_at(self.profile, self._clocks(idle=work.phase == "idle"), cost, work.decoding)
+            self._shares = shares_at(self.profile, self._clocks(), cost, work.decoding)
             return self._shares
 
     async def run(
@@ -163,12 +163,15 @@ class LiveBoard:
             self._closed = True
             self._tree.close()
 
-    def _clocks(self, *, idle: bool) -> dict[str, float]:
-        """Those that work runs at. At rest clocks are low, which says nothing about what a request would get."""
-        if not idle:
-            return self._board.effective_khz
-        policies = self._board.snapshot().clocks
-        return {policy.name: float(policy.cap_khz) for policy in policies if policy.cap_khz is not None}
+    def _clocks(self) -> dict[str, float]:
+        """Those that work runs at: the limit of each, or what the firmware leaves of it. A clock that is low because
+        nothing ran, or still on its way up, is not meant: that is over before the engine could be told."""
+        runs = self._board.effective_khz
+        khz: dict[str, float] = {}
+        for clock in self._board.snapshot().clocks:
+            throttled = clock.cur_khz is None or clock.cap_khz is None or runs[clock.name] < clock.cur_khz
+            khz[clock.name] = runs[clock.name] if throttled or clock.cap_khz is None else float(clock.cap_khz)
+        return khz
 
 
 def shares_at(
