@@ -58,20 +58,14 @@ def test_an_offline_core_whose_files_fail_does_not_fail_the_reader(tmp_path: Pat
 
 @pytest.mark.parametrize("file", ["cpu_capacity", "cpufreq/cpuinfo_max_freq"])
 def test_what_one_cores_files_do_not_say_a_core_of_the_same_clock_does(tmp_path: Path, file: str) -> None:
-    tree = {
-        name: value
-        for name, value in rk3588().items()
-        if file != "cpufreq/cpuinfo_max_freq" or "capacity" not in name
-    }
-    tree |= {f"{C}/online": "0-7", f"{C}/cpufreq/policy0/related_cpus": "0 1 2 3"}
-    tree |= {f"{C}/cpufreq/policy4/related_cpus": "4 5", f"{C}/cpufreq/policy6/related_cpus": "6 7"}
-    roots = write_tree(tmp_path, tree)
+    told = {name: value for name, value in rk3588().items() if name.endswith(file)}
+    groups = {f"{C}/cpufreq/policy{cpus[0]}/related_cpus": cpus for cpus in ("0 1 2 3", "4 5", "6 7")}
+    roots = write_tree(tmp_path, {**told, **groups, f"{C}/online": "0-7"})
     broken = tmp_path / C / "cpu7" / file
     broken.parent.mkdir(parents=True, exist_ok=True)
     broken.unlink(missing_ok=True)
     broken.symlink_to("/proc/self/mem")  # reading fails with EIO, as a busy driver's file does
-    board = topology(roots)
-    assert compute_cpus(board, board.online) == (4, 5, 6, 7)
+    assert [cluster.cpus for cluster in topology(roots).clusters] == [(4, 5, 6, 7), (0, 1, 2, 3)]
 
 
 def test_caches_of_a_cluster_are_counted_once_each(tmp_path: Path) -> None:

@@ -4,7 +4,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from magnitude.board.heat import FRESH_S, fused, hottest
+from magnitude.board.heat import FRESH_S, warmest
+from magnitude.board.heat import fused as fused_of
+from magnitude.board.heat import hottest as hottest_of
 from magnitude.board.snapshot import SensorKind, TempSensor
 
 KINDS: list[SensorKind] = ["cpu", "gpu", "npu", "case", "battery", "other"]
@@ -12,6 +14,14 @@ KINDS: list[SensorKind] = ["cpu", "gpu", "npu", "case", "battery", "other"]
 
 def temp(kind: SensorKind, temp_c: float | None, age_s: float | None = 0.0) -> TempSensor:
     return TempSensor(name=kind, kind=kind, temp_c=temp_c, age_s=age_s)
+
+
+def fused(temps: list[TempSensor]) -> float | None:
+    return fused_of(warmest(temps))
+
+
+def hottest(temps: list[TempSensor]) -> float | None:
+    return hottest_of(warmest(temps))
 
 
 def test_the_three_places_count_by_their_weights() -> None:

@@ -66,6 +66,7 @@ class Sampler:
         self._reads = BoundedReads(limit_s=limit_s, alone=SLOW | {LISTING}, clock=clock)
         self._sources: Sources | None = None
         self._due: dict[str, float] = {}
+        self._planned: Mapping[str, float] | None = None
         self._found_s = 0.0
         self._latest: Snapshot | None = None
         self._memory: MemoryReading | None = None
@@ -133,24 +134,21 @@ class Sampler:
         if sources is None:
             return FAST_S
         period_s = self._rate.period_s(now_s)
-        periods = sources.periods(now_s, period_s / FAST_S)
+        periods = self._plan(sources, now_s, period_s)
+        near_s, at_once_s = now_s + TOGETHER * period_s, now_s + EARLY_S
         due = [
-            key
-            for key in periods
-            if self._due.get(key, now_s) <= now_s + (EARLY_S if sources.leads(key) else TOGETHER * period_s)
+            key for key, then in self._due.items() if then <= near_s and (then <= at_once_s or not sources.leads(key))
         ]
         if due:
             self._read(sources, due)
             now_s = max(now_s, self._clock())
-            self._publish(sources, now_s)
-            periods = sources.periods(now_s, self._rate.period_s(now_s) / FAST_S)
-        for key, every_s in periods.items():
             # From when it was due, not from now: rounds must not drift apart.
-            then = self._due.get(key, now_s)
-            if key in due:
-                then = then + every_s if then + every_s > now_s else now_s + every_s
-            self._due[key] = then if key in due else min(then, now_s + every_s)
-        return max(0.0, min(self._due[key] for key in periods if sources.leads(key)) - now_s)
+            for key in due:
+                then = self._due[key] + periods[key]
+                self._due[key] = then if then > now_s else now_s + periods[key]
+            self._publish(sources, now_s)
+            self._plan(sources, now_s, self._rate.period_s(now_s))
+        return max(0.0, min(then for key, then in self._due.items() if sources.leads(key)) - now_s)
 
     def close(self) -> None:
         """Let go of files and threads. Not while the sampler's own thread runs: it does that itself."""
@@ -188,10 +186,16 @@ class Sampler:
         if self._sources is not None:
             found.carry(self._sources)
         self._sources = found
-        known = found.keys()
-        self._reads.forget(known | {LISTING})
-        self._due = {key: due for key, due in self._due.items() if key in known}
+        self._reads.forget(found.keys() | {LISTING})
         return found
+
+    def _plan(self, sources: Sources, now_s: float, period_s: float) -> Mapping[str, float]:
+        """Periods by key. Where they have changed, nothing is due later than a new period from now."""
+        periods = sources.periods(now_s, period_s / FAST_S)
+        if periods is not self._planned:
+            self._planned = periods
+            self._due = {key: min(self._due.get(key, now_s), now_s + every_s) for key, every_s in periods.items()}
+        return periods
 
     def _read(self, sources: Sources, keys: Iterable[str]) -> None:
         sources.took(self._reads.run({key: sources.read(key) for key in keys}))

@@ -16,7 +16,7 @@ from magnitude.board.cpu import compute_cpus, cpu_quota, topology, usable_thread
 from magnitude.board.devices import DeviceReader, find_devices
 from magnitude.board.fan import FanReader, find_fans
 from magnitude.board.firmware import COMMAND, MAILBOX, FirmwareReader, throttled_files
-from magnitude.board.heat import FRESH_S, fused, hottest
+from magnitude.board.heat import FRESH_S, fused, hottest, warmest
 from magnitude.board.kernel_file import KernelFile, NoSample
 from magnitude.board.memory_reading import MemoryReading
 from magnitude.board.power import PowerReader
@@ -112,20 +112,30 @@ class Sources:
         self._fed = Power()
         self._cpus = Cpus()
         self._by_key = {sensor.key: sensor for sensor in self.sensors}
+        self._zones = {
+            kind: [s for s in self.sensors if (s.place, s.kind) == ("zone", kind)] for kind in SENSOR_PERIODS_S
+        }
+        drivers = [sensor for sensor in self.sensors if sensor.place == "hwmon"]
+        self._doubled = {each.kind: {s.key for s in drivers if s.kind == each.kind} for each in drivers}
+        self._planned: tuple[float, frozenset[str], dict[str, float]] | None = None
         self._periods = self._all_periods()
         self._leading = {sensor.key for sensor in self.sensors if sensor.kind == "cpu"} or set(self._periods)
         self._reads = self._all_reads()
 
     # --- what to read ---
 
-    def periods(self, now_s: float, stretch: float) -> dict[str, float]:
-        """Seconds between two reads, by key. `stretch`: the current period of sampling over the fastest one."""
+    def periods(self, now_s: float, stretch: float) -> Mapping[str, float]:
+        """Seconds between two reads, by key. `stretch`: the current period of sampling over the fastest one. The same
+        object as before where nothing has changed."""
         spare = self._spare(now_s)
-        return {
-            key: max(period, min(period * stretch, CALM_S))
-            for key, period in self._periods.items()
-            if key not in spare
-        }
+        if self._planned is None or self._planned[:2] != (stretch, spare):
+            plan = {
+                key: max(period, min(period * stretch, CALM_S))
+                for key, period in self._periods.items()
+                if key not in spare
+            }
+            self._planned = (stretch, spare, plan)
+        return self._planned[2]
 
     def leads(self, key: str) -> bool:
         """Whether rounds go by this one: a sensor at the processor, or anything where there is none."""
@@ -157,14 +167,15 @@ class Sources:
 
     def snapshot(self, now_s: float, memory: MemoryReading | None = None) -> Snapshot:
         temps = tuple(sensor.seen(now_s) for sensor in self.sensors if sensor.place == "zone" or sensor.asked)
+        by_kind = warmest(temps)
         return Snapshot(
             at_s=now_s,
             board=self._board,
             online=self._cpus.online,
             usable_threads=self._cpus.usable_threads,
             temps=temps,
-            hottest_c=hottest(temps),
-            fused_c=fused(temps),
+            hottest_c=hottest(by_kind),
+            fused_c=fused(by_kind),
             clocks=tuple(self._clocks.values()),
             devices=tuple(self._clocked.values()),
             firmware=self._said,
@@ -214,15 +225,11 @@ class Sources:
             reads["firmware"] = self.firmware.read
         return reads
 
-    def _spare(self, now_s: float) -> set[str]:
+    def _spare(self, now_s: float) -> frozenset[str]:
         """hwmon shows the same sensors as zones do: it is read only for places where no zone answers."""
-        answered: set[SensorKind] = set()
-        for sensor in self.sensors:
-            age_s = sensor.age_s(now_s)
-            # One that has not been read yet is given the chance.
-            if sensor.place == "zone" and (age_s <= FRESH_S if age_s is not None else not sensor.fault):
-                answered.add(sensor.kind)
-        return {sensor.key for sensor in self.sensors if sensor.place == "hwmon" and sensor.kind in answered}
+        return frozenset().union(
+            *(keys for kind, keys in self._doubled.items() if any(_answers(z, now_s) for z in self._zones[kind]))
+        )
 
     def _sensed(self, sensor: Sensor, result: Result) -> None:
         if result.error is None:
@@ -256,6 +263,12 @@ class Sources:
             allowed = self._affinity
         usable = usable_threads(len(compute_cpus(board, allowed)), cpu_quota(self._roots))
         return Cpus(board.online, usable)
+
+
+def _answers(zone: Sensor, now_s: float) -> bool:
+    """One that has not been read yet is given the chance."""
+    age_s = zone.age_s(now_s)
+    return age_s <= FRESH_S if age_s is not None else not zone.fault
 
 
 def _firmware(roots: HostRoots, own: bool, command: tuple[str, ...] | None) -> FirmwareReader | None:
