@@ -26,6 +26,9 @@ class KernelFile:
             if self._fd < 0:
                 # Without O_NONBLOCK, some drivers wait until the block that the sensor sits in is switched on.
                 self._fd = os.open(self.path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+            elif os.fstat(self._fd).st_nlink == 0:
+                # The kernel says so itself when a device goes; other trees keep what is open readable.
+                raise OSError(errno.ENODEV, os.strerror(errno.ENODEV))
             raw = os.pread(self._fd, MOST_BYTES, 0)
         except OSError as error:
             self.close()
