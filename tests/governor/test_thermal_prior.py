@@ -58,3 +58,10 @@ def test_on_a_raspberry_pi_5_answers_are_fastest_on_two_threads_or_three_and_one
 def test_an_engine_with_one_pool_of_threads_has_no_choice() -> None:
     prior = prior_of(load_profile("pi5-bare"), threads=4)
     assert {answering.threads for level in prior.levels for answering in level.decode} == {4}
+
+
+def test_on_a_machine_with_a_policy_for_each_cpu_all_of_them_are_capped_at_their_own_clocks() -> None:
+    shown = [ClusterSight(name=f"policy{cpu}", cpus=1, opps_khz=(800_000, 1_600_000, 3_200_000)) for cpu in range(4)]
+    prior = prior_of(load_profile("generic-x86"), shown)
+    assert set(prior.levels[0].caps_khz) == {f"policy{cpu}" for cpu in range(4)}
+    assert set(prior.levels[0].caps_khz.values()) <= {800_000, 1_600_000}

@@ -1,10 +1,11 @@
-"""The board's temperatures with those of the configuration in their place."""
+"""Temperatures that the board is held to: its own with those of the configuration in their place."""
 
 from __future__ import annotations
 
 import msgspec
 
 from magnitude.board.profile import BoardProfile
+from magnitude.board.snapshot import Snapshot
 from magnitude.errors import ConfigError
 from magnitude.governor.thermal_prior import HeatLimits, limits_of
 
@@ -29,3 +30,11 @@ def limits_with(
         hint="They must ascend, and down_c at most be the firmware's limit; those not given are the profile's",
         param="thermal",
     )
+
+
+def cannot_wait(snapshot: Snapshot, limits: HeatLimits) -> bool:
+    """Whether it is to be looked at at once: the chip is above its target, or the firmware acts by itself."""
+    flags = snapshot.firmware.now
+    if flags is not None and (flags.under_voltage or flags.soft_limit or flags.throttled):
+        return True
+    return snapshot.hottest_c is not None and snapshot.hottest_c > limits.target_c

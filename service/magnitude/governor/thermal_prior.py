@@ -6,7 +6,7 @@ compute, so that boards with one and with several clusters are governed alike.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 
 import msgspec
 
@@ -103,9 +103,10 @@ def prior_of(
     for share in shares:
         caps: dict[str, int | None] = {}
         for cluster in computing:
-            name = policy_name(profile, profile.clusters.index(cluster))
-            opps = (shown[name].opps_khz if name in shown else ()) or tuple(opp.khz for opp in cluster.opps)
-            caps[name] = None if share == shares[-1] else _opp_at_most(opps, round(share * cluster.opps[-1].khz))
+            for name in _policies(profile, cluster, shown):
+                opps = (shown[name].opps_khz if name in shown else ()) or tuple(opp.khz for opp in cluster.opps)
+                highest = opps[-1] if name in shown else cluster.opps[-1].khz
+                caps[name] = None if share == shares[-1] else _opp_at_most(opps, round(share * highest))
         prefill = _load(profile, computing, share, "prefill", prefill_threads)
         answering = []
         for number in useful:
@@ -138,6 +139,11 @@ def _computing(profile: BoardProfile, threads: int) -> list[ClusterProfile]:
             break
         found.append(cluster)
     return found
+
+
+def _policies(profile: BoardProfile, cluster: ClusterProfile, shown: Collection[str]) -> Collection[str]:
+    """The kernel's policies of a cluster. On a board of one cluster all of them: many machines have one a CPU."""
+    return shown if shown and len(profile.clusters) == 1 else (policy_name(profile, profile.clusters.index(cluster)),)
 
 
 def _opp_at_most(opps_khz: Sequence[int], khz: int) -> int:

@@ -24,7 +24,7 @@ from magnitude.board.snapshot import ClockPolicy, Firmware, Power, Snapshot
 from magnitude.config.power import PowerSettings
 from magnitude.config.thermal import ThermalSettings
 from magnitude.governor.decision import Decision
-from magnitude.governor.heat_limits import limits_with
+from magnitude.governor.heat_limits import cannot_wait, limits_with
 from magnitude.governor.power import PowerGovernor, PowerLimits, PowerRules, limits_of
 from magnitude.governor.power_state import PowerState, power_state
 from magnitude.governor.thermal import ThermalGovernor, state_of
@@ -229,10 +229,7 @@ class BoardWatch:
     # --- from threads ---
 
     def _from_eyes(self, snapshot: Snapshot) -> None:
-        flags = snapshot.firmware.now
-        hot = snapshot.hottest_c is not None and snapshot.hottest_c > self._heat_limits.target_c
-        told = flags is not None and (flags.under_voltage or flags.soft_limit or flags.throttled)
-        if hot or told or not self._seen:
+        if not self._seen or cannot_wait(snapshot, self._heat_limits):
             self._in_loop(self._wake.set)
 
     def _from_caps(self, outcome: CapOutcome) -> None:
