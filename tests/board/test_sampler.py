@@ -140,7 +140,9 @@ def test_a_zone_that_vanishes_is_no_sample_and_then_forgotten(tmp_path: Path) ->
     run = Run(write_zones(tmp_path, BOARD))
     run.go(1.0)
     shutil.rmtree(tmp_path / T / "thermal_zone1")
-    assert run.go(1.0).hottest_c == 51.2
+    without = run.go(1.0)
+    assert (without.hottest_c, sensor(without, "gpu-thermal").temp_c) == (51.2, 48.0)
+    assert sensor(without, "gpu-thermal").fault in ("ENODEV", "ENOENT")
     run.sampler.changed()
     left = {"board-thermal", "cpu-thermal"}
     assert names(until(run, 0.2, lambda snapshot: names(snapshot) == left)) == left
