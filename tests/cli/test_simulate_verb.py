@@ -42,7 +42,6 @@ def test_one_governor_alone_runs_once(tmp_path: Path) -> None:
 
 
 def test_a_plot_is_drawn_in_the_kind_that_its_name_says(tmp_path: Path) -> None:
-    pytest.importorskip("matplotlib", reason="the report extra is not installed")
     for name, begins in (("out.png", b"\x89PNG"), ("out.svg", b"<?xml")):
         run("--board", "pi5-bare", "--hours", "0.05", "--plot", str(tmp_path / name))
         assert (tmp_path / name).read_bytes().startswith(begins)

@@ -22,13 +22,21 @@ FAR_C = 15.0
 NAMES = {"off": "kernel and firmware alone", "magnitude": "thermal governor"}
 
 
+# What matplotlib writes without further programs, and everybody can open.
+KINDS = (".png", ".svg", ".pdf")
+
+
 def plot(columns: Sequence[tuple[BoardProfile, Sequence[Trace]]], target: Path) -> None:
     """Write temperature, clock, tokens a second, time between tokens and energy over time: a column a board, all its
     runs in each.
 
-    The kind of file goes by the name (.png, .svg, .pdf). Raises `ConfigError` without matplotlib, or where the file
-    cannot be written.
+    The kind of file goes by the name (.png, .svg, .pdf). Raises `ConfigError` for another, without matplotlib, or
+    where the file cannot be written.
     """
+    if target.suffix not in KINDS:
+        raise ConfigError(
+            f"{target} is no kind of plot that is known", hint=f"Let it end in {', '.join(KINDS)}", param="--plot"
+        )
     try:
         import matplotlib
     except ImportError as error:
