@@ -26,7 +26,7 @@ from magnitude.board.memory import MemorySnapshot, effective_memory
 from magnitude.board.profiles import find_profile, load_profile
 from magnitude.board.roots import HostRoots
 from magnitude.board.sampler import Sampler
-from magnitude.board.sim.workload import ModelCost
+from magnitude.board.workload import ModelCost
 from magnitude.config import Settings
 from magnitude.engine.client import EngineLink
 from magnitude.engine.protocol import Heartbeat, PoolUse, Steps, Tokens, ToService

@@ -10,7 +10,8 @@ import math
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
-from magnitude.board.profile import ThermalStage
+from magnitude.board.power_use import LEAKAGE_AT_C, leakage_w
+from magnitude.board.profile import PowerProfile, ThermalStage
 from magnitude.governor.thermal import ThermalGovernor
 from magnitude.governor.thermal_prior import Answering, HeatLimits, HeatPrior, Level
 from magnitude.governor.thermal_terms import (
@@ -61,9 +62,9 @@ def prior(
     return HeatPrior(
         levels=tuple(levels),
         stages=tuple(stages),
-        idle_w=2.0,
-        leakage_w=0.3,
-        leakage_doubles_c=30.0,
+        power=PowerProfile(
+            chip_idle_w=2.0, board_idle_w=0.0, leakage_w=0.3, leakage_doubles_c=30.0, stalled_activity=0.6
+        ),
         prefill_threads=4,
     )
 
@@ -120,7 +121,7 @@ class HotBoard:
         self.threads = 4
         self.effects: list[tuple[float, Effect]] = []
         self.ticks: list[Tick] = []
-        idle_w = (told.idle_w + told.leakage_w) * differs.power
+        idle_w = self._idle_w(LEAKAGE_AT_C) * differs.power
         self.rises = [stage.c_per_w * differs.resistance * idle_w for stage in told.stages]
 
     @property
@@ -142,6 +143,9 @@ class HotBoard:
             left_s -= dt_s
             self._look(phase, 1.0, waiting)
 
+    def _idle_w(self, temp_c: float) -> float:
+        return self.told.power.chip_idle_w + leakage_w(self.told.power, temp_c)
+
     def _heat(self, phase: Phase, dt_s: float) -> None:
         level, told = self.told.levels[self.level], self.told
         decode_w = next(one.watts for one in level.decode if one.threads == self.threads)
@@ -149,9 +153,7 @@ class HotBoard:
         work_w["mixed"] = (level.prefill_w + decode_w) / 2
         steps = max(1, round(dt_s / SUBSTEP_S))
         for _ in range(steps):
-            # Beyond 110 °C a real chip has switched itself off.
-            leakage_w = told.leakage_w * 2 ** ((min(self.temp_c, 110.0) - 25) / told.leakage_doubles_c)
-            watts = (told.idle_w + leakage_w + work_w[phase] * self.duty) * self.differs.power
+            watts = (self._idle_w(self.temp_c) + work_w[phase] * self.duty) * self.differs.power
             for number, stage in enumerate(told.stages):
                 tau_s = stage.tau_s * self.differs.resistance * self.differs.capacity
                 keep = math.exp(-dt_s / steps / tau_s)

@@ -7,6 +7,7 @@ from hot_board import STAGES, prior
 from hypothesis import given
 from hypothesis import strategies as st
 
+from magnitude.board.power_use import LEAKAGE_AT_C
 from magnitude.governor.heat_model import HeatModel
 
 TOLD = prior()
@@ -16,7 +17,7 @@ RESISTANCE = sum(stage.c_per_w for stage in STAGES)
 def fed(prefill_w: float, decode_w: float, seconds: int, *, ambient_c: float = 25.0, gain: float = 1.0) -> HeatModel:
     """A model of a board that is as told, but for its air and its gain, after so many seconds of work."""
     model = HeatModel(TOLD)
-    idle_w = TOLD.idle_w + TOLD.leakage_w
+    idle_w = model.idle_w(LEAKAGE_AT_C)
     rises = [stage.c_per_w * idle_w for stage in STAGES]
     for _ in range(seconds):
         temp_c = ambient_c + sum(rises)
@@ -66,9 +67,18 @@ def test_without_a_sensor_the_model_goes_on_by_what_runs() -> None:
 
 def test_an_idle_chip_takes_more_when_it_is_hot() -> None:
     model = HeatModel(TOLD)
-    assert model.idle_w(25.0) == pytest.approx(TOLD.idle_w + TOLD.leakage_w)
-    hotter = 25.0 + TOLD.leakage_doubles_c
-    assert model.idle_w(hotter) == pytest.approx(TOLD.idle_w + 2 * TOLD.leakage_w)
+    power = TOLD.power
+    assert model.idle_w(LEAKAGE_AT_C) == pytest.approx(power.chip_idle_w + power.leakage_w)
+    hotter_c = LEAKAGE_AT_C + power.leakage_doubles_c
+    assert model.idle_w(hotter_c) == pytest.approx(power.chip_idle_w + 2 * power.leakage_w)
+
+
+def test_months_without_a_sensor_under_more_power_than_a_chip_survives_stay_in_numbers() -> None:
+    model = fed(4.0, 0.0, 60)
+    for _ in range(2000):
+        model.observe(30.0, 0.0, None, 3600.0)
+    assert math.isfinite(model.temp_c)
+    assert math.isfinite(model.outlook(120.0, model.temp_c).at((30.0, 0.0), (30.0, 0.0))[0])
 
 
 def test_the_worst_case_of_a_board_that_turned_out_better_than_told_is_still_the_told_one() -> None:

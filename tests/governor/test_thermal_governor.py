@@ -174,6 +174,16 @@ def test_a_lower_limit_of_somebody_else_stays_and_a_lost_one_of_ours_is_set_agai
     assert [effect.caps_khz for effect in look(OPPS_KHZ[-1], 20.0)] == [{POLICY: OPPS_KHZ[0]}]
 
 
+@pytest.mark.parametrize("steps_down", [1, 2, 5])
+def test_a_limit_of_somebody_else_where_ours_cannot_be_set_counts_as_what_it_is(steps_down: int) -> None:
+    governor = ThermalGovernor(prior(), LIMITS)
+    theirs_khz = OPPS_KHZ[-1 - steps_down]
+    cluster = ClusterSight(name=POLICY, cpus=4, opps_khz=OPPS_KHZ, cap_khz=theirs_khz, writable=False)
+    for second in range(20):
+        governor.apply(ThermalSight(temp_c=50.0, clusters=(cluster,), load=LoadSight(phase="prefill")), float(second))
+    assert governor.caps("prefill")[POLICY] == theirs_khz
+
+
 @pytest.mark.parametrize("differs", [Differs(), Differs(power=1.2, ambient_c=20.0), Differs(0.85, 1.0, 1.0, 30.0)])
 def test_it_learns_how_this_board_loses_its_heat(differs: Differs) -> None:
     board = HotBoard(prior(), differs)
@@ -235,7 +245,7 @@ def test_every_change_has_its_reason_with_figures() -> None:
     shown = state_of(board.governor)
     assert shown.state == "warm"
     assert shown.caps_khz["prefill"] == board.governor.caps("prefill")
-    assert shown.duty == min(1.0, board.ticks[-1].duty)
+    assert shown.duty == board.ticks[-1].duty
 
 
 def test_a_duty_is_never_zero_and_never_above_one() -> None:

@@ -10,7 +10,7 @@ import pytest
 
 from magnitude.board.profiles import load_profile
 from magnitude.board.roots import HostRoots
-from magnitude.board.sim.workload import ModelCost
+from magnitude.board.workload import ModelCost
 from magnitude.models.catalogue import open_folder
 from magnitude.schedule.pacing import FULL, Shares
 from magnitude.schedule.phase_meter import PhaseTimes

@@ -13,8 +13,8 @@ from magnitude.board.clock_caps import CapOutcome, ClockCaps
 from magnitude.board.profiles import load_profile
 from magnitude.board.sim.board import SimulatedBoard
 from magnitude.board.sim.tree import BoardTree
-from magnitude.board.sim.workload import ModelCost, Work
 from magnitude.board.snapshot import Snapshot
+from magnitude.board.workload import ModelCost, Work
 from magnitude.config.power import PowerSettings
 from magnitude.config.thermal import ThermalSettings
 from magnitude.governor.thermal_terms import LoadSight

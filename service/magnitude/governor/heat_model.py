@@ -21,6 +21,7 @@ from collections.abc import Sequence
 
 import msgspec
 
+from magnitude.board.power_use import LEAKAGE_AT_C, leakage_w
 from magnitude.governor.thermal_prior import HeatPrior
 
 # How much slower or faster than the profile's the stages of the five models are. Capacity and resistance of the same
@@ -47,6 +48,8 @@ _CLEARLY = 0.9
 # 5 °C.
 _DOUBT_C = 4.0
 _CHANGE_DRIFT = 0.5
+# Stages faster than this warm up within one prompt or answer, slower ones only feel the mean of many.
+PEAK_TAU_S = 15.0
 # Gains beyond these are no board but a broken sensor.
 _GAIN_BOUNDS = (0.3, 3.0)
 
@@ -101,14 +104,14 @@ class _Model:
     def correct(self, temp_c: float, dt_s: float) -> None:
         phi = self.regressors()
         spread = [_dot(row, phi) for row in self.cov]
-        variance = _dot(phi, spread)
-        miss_c = self.believable(temp_c - self.predicted_c(), variance)
-        if miss_c > temp_c - self.predicted_c():
+        read_miss_c = temp_c - self.predicted_c()
+        miss_c = self.believable(read_miss_c)
+        if miss_c > read_miss_c:
             # Colder than can be: a fault, or something has changed. If it stays, it is believed within minutes.
             self.cov[0][0] += _CHANGE_DRIFT * dt_s
         # A sample a second; more of them in the same second say no more.
         noise = _NOISE_C2 / min(1.0, max(dt_s, 0.05))
-        certainty = variance + noise
+        certainty = _dot(phi, spread) + noise
         gain = [one / certainty for one in spread]
         self.theta = [value + step * miss_c for value, step in zip(self.theta, gain, strict=True)]
         for number in (2, 3):
@@ -117,11 +120,10 @@ class _Model:
         forget = math.exp(-dt_s / _SCORE_TAU_S)
         self.score = miss_c**2 if self.score is None else self.score * forget + miss_c**2 * (1 - forget)
 
-    def believable(self, miss_c: float, variance: float | None = None) -> float:
+    def believable(self, miss_c: float) -> float:
         """A miss as far as it is taken for true: a chip that should be hot and reads cold is not believed at once."""
-        if variance is None:
-            phi = self.regressors()
-            variance = _dot(phi, [_dot(row, phi) for row in self.cov])
+        phi = self.regressors()
+        variance = _dot(phi, [_dot(row, phi) for row in self.cov])
         return max(miss_c, -_DOUBT_C - 3 * math.sqrt(max(0.0, variance)))
 
     def outlook(self, horizon_s: float, idle_w: float) -> Outlook:
@@ -175,25 +177,19 @@ class Outlook(msgspec.Struct, frozen=True, kw_only=True):
         return temp_c, math.sqrt(max(0.0, variance))
 
 
-# Stages faster than this warm up within one prompt or answer, slower ones only feel the mean of many.
-PEAK_TAU_S = 15.0
-
-
 class HeatModel:
     """Feed it with what ran and what was measured; ask it what would come."""
 
     def __init__(self, prior: HeatPrior) -> None:
         self._prior = prior
-        idle_w = prior.idle_w + prior.leakage_w
-        self._models = [_Model(prior, scale, idle_w) for scale in TAU_SCALES]
+        self._models = [_Model(prior, scale, self.idle_w(LEAKAGE_AT_C)) for scale in TAU_SCALES]
         self._best = self._models[TAU_SCALES.index(1.0)]
         self._miss_c = 0.0
-        self._temp_c: float | None = None
 
     def idle_w(self, temp_c: float) -> float:
-        """Power of the idle chip at a temperature: leakage doubles every so many degrees."""
-        prior = self._prior
-        return prior.idle_w + prior.leakage_w * 2 ** ((temp_c - 25.0) / prior.leakage_doubles_c)
+        """Power of the idle chip at a temperature."""
+        power = self._prior.power
+        return power.chip_idle_w + leakage_w(power, temp_c)
 
     def observe(self, prefill_w: float, decode_w: float, temp_c: float | None, dt_s: float) -> None:
         """`dt_s` have passed in which the work took so much power; `temp_c` is measured now, None: nothing was."""
@@ -211,7 +207,6 @@ class HeatModel:
         keep = math.exp(-dt_s / _MISS_TAU_S)
         miss_c = self._best.believable(temp_c - self._best.predicted_c())
         self._miss_c = self._miss_c * keep + miss_c * (1 - keep)
-        self._temp_c = temp_c
 
     @property
     def temp_c(self) -> float:

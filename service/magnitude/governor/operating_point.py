@@ -28,6 +28,11 @@ PLAIN_TOLERANCE = 0.005
 DUTIES = tuple(round(1.0 - 0.05 * step, 2) for step in range(19))
 
 
+# Against a silent sensor: a room that warms by as much as a day in the sun, and a quarter more heat than was learned.
+BLIND_AMBIENT_C = 10.0
+BLIND_GAIN = 0.25
+
+
 class Point(msgspec.Struct, frozen=True):
     """Levels (indices into the prior's ladder) for prompts and for answers, which of the numbers of threads answers
     have (an index into the level's), and the duty of both."""
@@ -220,11 +225,6 @@ class Ladder:
         """How fast the present mix of work runs, relative to full clocks."""
         weighed = mix if mix.prefill + mix.decode > 1e-6 else Mix(0.5, 0.5)
         return (weighed.prefill + weighed.decode) / max(self.mean(point, weighed)[2], 1e-9)
-
-
-# Against a silent sensor: a room that warms by as much as a day in the sun, and a quarter more heat than was learned.
-BLIND_AMBIENT_C = 10.0
-BLIND_GAIN = 0.25
 
 
 def _between(mean: tuple[float, float], peak: tuple[float, float], share: float) -> tuple[float, float]:

@@ -11,6 +11,8 @@ what is unknown is taken to be warm.
 
 from __future__ import annotations
 
+import math
+
 import msgspec
 
 from magnitude.governor.heat_model import HeatEstimate, HeatModel
@@ -18,10 +20,10 @@ from magnitude.governor.operating_point import DUTIES, Ladder, LoadMemory, Mix, 
 from magnitude.governor.stuck_sensor import StuckSensor
 from magnitude.governor.thermal_prior import HeatLimits, HeatPrior
 from magnitude.governor.thermal_terms import (
+    PHASES,
     Announce,
     Effect,
     HeatState,
-    LoadSight,
     Phase,
     PreferSmaller,
     SetCaps,
@@ -47,6 +49,8 @@ SETTLE_S = 3.0
 HOT_HORIZON_S = 30.0
 # A chip this near to where the firmware acts is reduced to next to nothing.
 LAST_RESORT_C = 0.5
+# Below this duty one answer is written at a time: several would all come at less than half of their speed.
+ONE_BELOW = 0.5
 # Heat that costs more than this share of the speed asks for a smaller variant; it is given back once this much is
 # there again. A smaller variant is another answer, so not for the first percents.
 SMALLER_BELOW, SMALLER_UNTIL = 0.6, 0.8
@@ -69,8 +73,8 @@ class ThermalGovernor:
         self._sensor = StuckSensor()
         self._budget = WriteBudget()
         self._caps: dict[str, int | None] = {}
-        self._written_s = -1e9
-        self._tuned_s = -1e9
+        self._written_s = -math.inf
+        self._tuned_s = -math.inf
         self._duty = 1.0
         self._limit: int | None = None
         self._smaller = False
@@ -108,9 +112,9 @@ class ThermalGovernor:
         urgent = self._choose(sight, mix, now_s, fixed=fixed)
         if self.state != before:
             effects.append(Announce(self.state, before, self.reason))
-        effects += self._write(sight, now_s, urgent=urgent, clocks=clocks)
+        effects += self._write(sight, now_s, urgent=urgent, clocks=fixed is None)
         effects += self._threads()
-        effects += self._press(mix, sight.load, now_s)
+        effects += self._press(mix, now_s)
         return effects
 
     def _threads(self) -> list[Effect]:
@@ -127,7 +131,7 @@ class ThermalGovernor:
         if load.phase != self._phase:
             self._changes += 1
             self._phase = load.phase
-        self._changes *= 0.5 ** (dt_s / 40.0)  # a minute's worth: its mean age is 60 s
+        self._changes *= math.exp(-dt_s / 60.0)  # weighs the last minute
         prefill, decode = shares(load)
         at = msgspec.structs.replace(
             self.point,
@@ -148,13 +152,12 @@ class ThermalGovernor:
     def _in_force(self, sight: ThermalSight, level: int) -> int:
         """The level that clocks really allow, where somebody else has set a lower limit."""
         for cluster in sight.clusters:
-            if cluster.cap_khz is None or cluster.name not in self.prior.levels[0].caps_khz:
+            if cluster.cap_khz is None or not cluster.opps_khz or cluster.name not in self.prior.levels[0].caps_khz:
                 continue
-            caps = [one.caps_khz[cluster.name] for one in self.prior.levels]
-            allowed = [n for n, cap in enumerate(caps) if cap is not None and cap <= cluster.cap_khz]
-            highest = max(allowed, default=0)
-            if highest < self._ladder.top - 1:
-                level = min(level, highest)
+            for number, one in enumerate(self.prior.levels[: level + 1]):
+                if (one.caps_khz[cluster.name] or cluster.opps_khz[-1]) > cluster.cap_khz:
+                    level = max(0, number - 1)
+                    break
         return level
 
     def _judge(self, sight: ThermalSight, *, stuck: bool) -> None:
@@ -275,11 +278,11 @@ class ThermalGovernor:
             if cluster.name in self._caps
         )
 
-    def _press(self, mix: Mix, load: LoadSight, now_s: float) -> list[Effect]:
+    def _press(self, mix: Mix, now_s: float) -> list[Effect]:
         """What goes beyond clocks: fewer at once where the engine has to pause, a smaller variant where heat costs
         much of the speed for a while."""
         effects: list[Effect] = []
-        limit = 1 if self.point.duty < 0.5 else None
+        limit = 1 if self.point.duty < ONE_BELOW else None
         if limit != self._limit:
             self._limit = limit
             effects.append(SetConcurrency(limit, self.reason))
@@ -311,12 +314,11 @@ class ThermalState(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def state_of(governor: ThermalGovernor) -> ThermalState:
-    phases: tuple[Phase, ...] = ("idle", "prefill", "decode", "mixed")
     return ThermalState(
         state=governor.state,
         reason=governor.reason,
         forecast_c=governor.forecast_c,
         duty=governor.point.duty,
-        caps_khz={phase: governor.caps(phase) for phase in phases},
+        caps_khz={phase: governor.caps(phase) for phase in PHASES},
         estimate=governor.estimate,
     )

@@ -10,17 +10,15 @@ from collections.abc import Collection, Sequence
 
 import msgspec
 
-from magnitude.board.profile import BoardProfile, ClusterProfile, ThermalStage
+from magnitude.board.power_use import cores_w
+from magnitude.board.profile import BoardProfile, ClusterProfile, PowerProfile, ThermalStage
 from magnitude.board.profiles import policy_name
-from magnitude.board.sim.power import cores_w
-from magnitude.board.sim.workload import CoreUse, Load, ModelCost, Work, load_of
+from magnitude.board.workload import CoreUse, Load, ModelCost, Work, load_of, placed
 from magnitude.governor.thermal_terms import ClusterSight, Phase
 
 # What the ladder is worked out for: a model of 1.5 billion weights in 4 bits, as boards run them. Only the
 # proportions between levels and phases count, and those hardly depend on it.
 TYPICAL = ModelCost(weight_bytes=1.0e9, macs_per_token=1.5e9)
-
-
 # Numbers of threads that decode slower than this, compared with as many as prompts have, are no choice: a change
 # between such and others is a jump that readers of a stream notice.
 LEAST_DECODE_RATE = 0.9
@@ -47,14 +45,11 @@ class Level(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class HeatPrior(msgspec.Struct, frozen=True, kw_only=True):
-    """Levels from the lowest to the highest, and the way of the heat. `idle_w` is the chip's power when nothing runs
-    and it is cold; besides, there are `leakage_w` at 25 °C, which double every `leakage_doubles_c`."""
+    """Levels from the lowest to the highest, the way of the heat, and what the chip takes beside the work."""
 
     levels: tuple[Level, ...]
     stages: tuple[ThermalStage, ...]
-    idle_w: float
-    leakage_w: float
-    leakage_doubles_c: float
+    power: PowerProfile
     prefill_threads: int
 
 
@@ -88,16 +83,16 @@ def prior_of(
     only number of threads that the engine has; None: prompts run on the profile's, answers on any number up to it."""
     prefill_threads = threads or profile.prefill_threads
     decode_threads = (prefill_threads,) if threads else tuple(range(1, prefill_threads + 1))
-    computing = _computing(profile, prefill_threads)
+    computing = [use.cluster for use in _used(profile, 1.0, prefill_threads)]
+    fastest = max(computing, key=lambda cluster: cluster.capacity)
     shown = {cluster.name: cluster for cluster in clusters}
-    shares = sorted({opp.khz / computing[0].opps[-1].khz for opp in computing[0].opps})
-    best_prefill = _load(profile, computing, 1.0, "prefill", prefill_threads)
-    best_decode = _load(profile, computing, 1.0, "decode", prefill_threads)
+    shares = sorted({opp.khz / fastest.opps[-1].khz for opp in fastest.opps})
+    best_prefill = _load(profile, 1.0, "prefill", prefill_threads)
+    best_decode = _load(profile, 1.0, "decode", prefill_threads)
     useful = [
         number
         for number in decode_threads
-        if _load(profile, computing, 1.0, "decode", number).decode_tokens_s
-        >= best_decode.decode_tokens_s * LEAST_DECODE_RATE
+        if _load(profile, 1.0, "decode", number).decode_tokens_s >= best_decode.decode_tokens_s * LEAST_DECODE_RATE
     ]
     levels = []
     for share in shares:
@@ -107,16 +102,16 @@ def prior_of(
                 opps = (shown[name].opps_khz if name in shown else ()) or tuple(opp.khz for opp in cluster.opps)
                 highest = opps[-1] if name in shown else cluster.opps[-1].khz
                 caps[name] = None if share == shares[-1] else _opp_at_most(opps, round(share * highest))
-        prefill = _load(profile, computing, share, "prefill", prefill_threads)
+        prefill = _load(profile, share, "prefill", prefill_threads)
         answering = []
         for number in useful:
-            decode = _load(profile, computing, share, "decode", number)
-            watts = _watts(profile, _used(computing, share, number), decode)
+            decode = _load(profile, share, "decode", number)
+            watts = _watts(profile, _used(profile, share, number), decode)
             answering.append(Answering(number, watts, decode.decode_tokens_s / best_decode.decode_tokens_s))
         levels.append(
             Level(
                 caps_khz=caps,
-                prefill_w=_watts(profile, _used(computing, share, prefill_threads), prefill),
+                prefill_w=_watts(profile, _used(profile, share, prefill_threads), prefill),
                 prefill_rate=prefill.prefill_tokens_s / best_prefill.prefill_tokens_s,
                 decode=tuple(answering),
             )
@@ -124,21 +119,9 @@ def prior_of(
     return HeatPrior(
         levels=tuple(levels),
         stages=profile.thermal,
-        idle_w=profile.power.chip_idle_w,
-        leakage_w=profile.power.leakage_w,
-        leakage_doubles_c=profile.power.leakage_doubles_c,
+        power=profile.power,
         prefill_threads=prefill_threads,
     )
-
-
-def _computing(profile: BoardProfile, threads: int) -> list[ClusterProfile]:
-    """The clusters, the fastest first, that so many threads need."""
-    found: list[ClusterProfile] = []
-    for cluster in sorted(profile.clusters, key=lambda one: one.capacity, reverse=True):
-        if sum(len(one.cpus) for one in found) >= threads:
-            break
-        found.append(cluster)
-    return found
 
 
 def _policies(profile: BoardProfile, cluster: ClusterProfile, shown: Collection[str]) -> Collection[str]:
@@ -150,34 +133,19 @@ def _opp_at_most(opps_khz: Sequence[int], khz: int) -> int:
     return max((opp for opp in opps_khz if opp <= khz), default=min(opps_khz))
 
 
-def _spread(clusters: Sequence[ClusterProfile], threads: int) -> list[tuple[ClusterProfile, int]]:
-    """Which clusters so many threads run on, and how many on each; the fastest are filled first."""
-    found = []
-    for cluster in clusters:
-        taken = min(threads, len(cluster.cpus))
-        if taken:
-            found.append((cluster, taken))
-        threads -= taken
-    return found
-
-
 def _watts(profile: BoardProfile, used: Sequence[CoreUse], load: Load) -> float:
     return cores_w(profile, used, load) + load.memory_gb_s * profile.memory.watts_per_gb_s
 
 
-def _load(
-    profile: BoardProfile, clusters: Sequence[ClusterProfile], share: float, phase: Phase, threads: int
-) -> Load:
+def _load(profile: BoardProfile, share: float, phase: Phase, threads: int) -> Load:
     work = Work(phase=phase, threads=threads, model=TYPICAL)
-    return load_of(profile, _used(clusters, share, threads), work)
+    return load_of(profile, _used(profile, share, threads), work)
 
 
-def _used(clusters: Sequence[ClusterProfile], share: float, threads: int) -> tuple[CoreUse, ...]:
-    """Which cores so many threads run on, and how fast; the fastest clusters are filled first."""
-    found = []
-    for cluster in clusters:
-        taken = min(threads, len(cluster.cpus))
-        if taken:
-            found.append(CoreUse(cluster=cluster, cores=taken, ghz=share * cluster.opps[-1].khz / 1e6))
-        threads -= taken
-    return tuple(found)
+def _used(profile: BoardProfile, share: float, threads: int) -> tuple[CoreUse, ...]:
+    """Which cores so many threads run on, at a share of their clusters' highest clocks."""
+    return tuple(
+        CoreUse(cluster=cluster, cores=cores, ghz=share * cluster.opps[-1].khz / 1e6)
+        for cluster, cores in zip(profile.clusters, placed(profile, threads), strict=True)
+        if cores
+    )

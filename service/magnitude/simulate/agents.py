@@ -6,8 +6,8 @@ from __future__ import annotations
 import random
 from typing import Literal
 
-from magnitude.board.sim.workload import Load as BoardLoad
-from magnitude.board.sim.workload import Progress, Work
+from magnitude.board.workload import Load as BoardLoad
+from magnitude.board.workload import Progress, Work
 from magnitude.governor.thermal_terms import Phase
 from magnitude.simulate.load import AgentKind, Load, Spread
 

@@ -14,7 +14,7 @@ import msgspec
 from magnitude.board.profile import BoardProfile
 from magnitude.board.profiles import policy_name
 from magnitude.board.sim.board import SimulatedBoard
-from magnitude.board.sim.workload import Progress, Work
+from magnitude.board.workload import Progress, Work
 from magnitude.governor.thermal_terms import (
     PHASES,
     Announce,

@@ -24,7 +24,7 @@ from magnitude.board.roots import HostRoots
 from magnitude.board.sim.board import SimulatedBoard, rates
 from magnitude.board.sim.told import SimulatedState
 from magnitude.board.sim.tree import BoardTree
-from magnitude.board.sim.workload import ModelCost, Work
+from magnitude.board.workload import ModelCost, Work
 from magnitude.models.description import ModelDescription
 from magnitude.schedule.pacing import FULL, Shares
 from magnitude.schedule.phase_meter import PhaseTimes, work_by_phase

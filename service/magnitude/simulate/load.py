@@ -11,7 +11,7 @@ import msgspec
 import yaml
 from msgspec import Meta
 
-from magnitude.board.sim.workload import ModelCost
+from magnitude.board.workload import ModelCost
 from magnitude.errors import ConfigError
 
 FOLDER = Path(__file__).parent / "loads"

@@ -3,6 +3,6 @@ files, no clock of its own and no chance in it; `docs/simulator.md` has the equa
 against."""
 
 from magnitude.board.sim.board import SimulatedBoard, rates
-from magnitude.board.sim.workload import ModelCost, Progress, Rates, Work
+from magnitude.board.workload import ModelCost, Progress, Rates, Work
 
 __all__ = ["ModelCost", "Progress", "Rates", "SimulatedBoard", "Work", "rates"]

@@ -6,14 +6,14 @@ from collections.abc import Mapping
 
 import msgspec
 
+from magnitude.board.power_use import cores_w, leakage_w
 from magnitude.board.profile import BoardProfile
 from magnitude.board.profiles import policy_name
 from magnitude.board.sim.chip import Chip
 from magnitude.board.sim.clocks import Clocks
 from magnitude.board.sim.firmware import LOOK_S, throttle_of
-from magnitude.board.sim.power import cores_w, leakage_w
-from magnitude.board.sim.workload import CoreUse, Load, ModelCost, Progress, Rates, Work, load_of, placed
 from magnitude.board.snapshot import ClockPolicy, Fan, Snapshot, TempSensor
+from magnitude.board.workload import CoreUse, Load, ModelCost, Progress, Rates, Work, load_of, placed
 
 # Longest step of the simulation. Heat is solved exactly within a step; what a step takes as constant is leakage,
 # which changes by a thousandth when the chip gets 0.05 °C warmer.

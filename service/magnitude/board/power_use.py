@@ -7,7 +7,7 @@ import itertools
 from collections.abc import Sequence
 
 from magnitude.board.profile import BoardProfile, Opp, PowerProfile
-from magnitude.board.sim.workload import CoreUse, Load
+from magnitude.board.workload import CoreUse, Load
 
 # Leakage is given at this temperature.
 LEAKAGE_AT_C = 25.0
