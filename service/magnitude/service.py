@@ -14,6 +14,7 @@ import time
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import psutil
 
@@ -56,7 +57,6 @@ from magnitude.schedule.slot_files import SlotFiles
 from magnitude.schedule.throughput import Throughput
 from magnitude.schedule.victims import victims_of
 from magnitude.schedule.warm_up import warm_up
-from magnitude.simulate.live import SOURCE, LiveBoard, cost_of
 from magnitude.supervise.board_watch import BoardWatch
 from magnitude.supervise.cap_thread import CapThread
 from magnitude.supervise.cgroup_leaf import EngineCgroup
@@ -69,6 +69,9 @@ from magnitude.supervise.permissions import PermissionRequests
 from magnitude.supervise.stopping import Stopping
 from magnitude.supervise.supervisor import EngineSupervisor
 from magnitude.text.catalogue import TextCatalogue
+
+if TYPE_CHECKING:
+    from magnitude.simulate.live import LiveBoard
 
 log = logging.getLogger("magnitude.service")
 
@@ -201,10 +204,10 @@ class Service:
         self.pace = Pacing(self.dispatcher.next_id)
         self.sampler, self.board = self._watch_board(paths, plans[0])
         self.dispatcher.work.on_change = self.board.phase_changed
-        self.dispatcher.board_view = self.board.view
-        self.dispatcher.pace_state = lambda: self.pace.by_source
+        self.dispatcher.watched.board = self.board.view
+        self.dispatcher.watched.pace = lambda: self.pace.by_source
         if simulated is not None:
-            self.dispatcher.simulated_state = simulated.state
+            self.dispatcher.watched.simulated_board = simulated.state
         self.memory = MemoryWatch(
             settings.memory,
             self.relief,
@@ -212,7 +215,7 @@ class Service:
             roots=roots,
             note=self.sampler.note_memory,
         )
-        self.dispatcher.memory_state = self.memory.state
+        self.dispatcher.watched.memory = self.memory.state
         self.recorder.start()
 
     def _allowance(self, free_bytes: int) -> MayUse:
@@ -297,6 +300,9 @@ class Service:
 
     async def simulate(self) -> None:
         """Let the simulated board live by what the engine does, and slow the engine down as that board would."""
+        # Nobody else waits for it to be imported.
+        from magnitude.simulate.live import SOURCE, cost_of
+
         assert self.simulated is not None, "asked only where there is one"
 
         def cost(work: PresentWork) -> ModelCost | None:

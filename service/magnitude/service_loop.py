@@ -10,7 +10,7 @@ import sys
 from collections.abc import Callable, Coroutine, MutableMapping, Sequence
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from magnitude import __version__
 from magnitude.board.oom_score import protect_from_oom
@@ -30,7 +30,6 @@ from magnitude.reload import Reloader
 from magnitude.schedule.dispatcher import Dispatcher
 from magnitude.schedule.kept_memory import KeptMemory
 from magnitude.service import Service
-from magnitude.simulate.live import LiveBoard, SimulateOptions
 from magnitude.supervise.cgroup_leaf import EngineCgroup, enter_leaf
 from magnitude.supervise.exit_status import EXIT_BROKEN, EXIT_ENGINE_BUDGET_SPENT
 from magnitude.supervise.inherited import InheritedFd, take_inherited
@@ -44,6 +43,9 @@ from magnitude.supervise.stopping import Stopping
 from magnitude.supervise.teller import Look, Teller
 from magnitude.supervise.watchdog import EngineView
 from magnitude.text.catalogue import TextCatalogue
+
+if TYPE_CHECKING:
+    from magnitude.simulate.live import LiveBoard, SimulateOptions
 
 log = logging.getLogger("magnitude.service")
 
@@ -274,6 +276,8 @@ async def _say_farewell(dispatcher: Dispatcher, stopping: Stopping, teller: Tell
 
 
 def _simulated_board(options: SimulateOptions, run_folder: Path) -> LiveBoard:
+    from magnitude.simulate.live import LiveBoard
+
     profile = load_profile(options.board)
     try:
         simulated = LiveBoard(profile, options, run_folder / "simulated-board")

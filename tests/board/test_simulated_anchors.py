@@ -11,7 +11,8 @@ import pytest
 
 from magnitude.board.profile import BoardProfile, ThermalStage
 from magnitude.board.profiles import load_profile
-from magnitude.board.sim import ModelCost, SimulatedBoard, Work, rates
+from magnitude.board.sim.board import SimulatedBoard, rates
+from magnitude.board.workload import ModelCost, Work
 
 # Files of Qwen2.5-0.5B-Instruct by quantisation; all its weights take part in a token, the embedding as output too.
 QWEN_Q4 = ModelCost(weight_bytes=398e6, macs_per_token=0.494e9)

@@ -7,7 +7,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from magnitude.board.profiles import load_profile, profile_names
-from magnitude.board.sim import ModelCost, SimulatedBoard, Work, rates
+from magnitude.board.sim.board import SimulatedBoard, rates
+from magnitude.board.workload import ModelCost, Work
 
 MODEL = ModelCost(weight_bytes=398e6, macs_per_token=0.494e9, kv_bytes_per_token=12288)
 PREFILL = Work(phase="prefill", threads=4, model=MODEL)

@@ -4,7 +4,7 @@ from magnitude.engine.protocol import Heartbeat
 from magnitude.feedback.records import Feedback
 from magnitude.schedule.figures import ScheduleFigures
 from magnitude.schedule.inference import ServiceState
-from magnitude.schedule.report import health_of, state_of
+from magnitude.schedule.report import Watched, health_of, state_of
 from magnitude.supervise.lifecycle import MANY_LOSSES, Begin, EngineLifecycle, Exited, ModelsReady, SaidHello
 
 
@@ -29,7 +29,7 @@ class Engine:
 def state_with(heartbeat: Heartbeat | None) -> ServiceState:
     engine = Engine(heartbeat)
     health = health_of([], engine, waiting=0, running=0, uptime_s=1.0)
-    return state_of([], engine, health, Feedback(), ScheduleFigures(), residency={})
+    return state_of([], engine, health, Feedback(), ScheduleFigures(), residency={}, watched=Watched())
 
 
 def test_requests_that_the_engine_counts_as_open_are_told_beside_the_service_s_own_count() -> None:

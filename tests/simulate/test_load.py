@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from magnitude.board.profiles import load_profile
-from magnitude.board.sim import SimulatedBoard
+from magnitude.board.sim.board import SimulatedBoard
 from magnitude.errors import ConfigError
 from magnitude.governor.thermal_terms import Phase
 from magnitude.simulate.agents import Agents

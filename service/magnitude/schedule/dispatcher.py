@@ -14,15 +14,12 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from magnitude.board.sim.told import SimulatedState
 from magnitude.config.kv import KvSettings
 from magnitude.config.schedule import ScheduleSettings
 from magnitude.engine.client import EngineLink
 from magnitude.engine.protocol import Failed, Finished, PrefillProgress, Tensor, TensorInfo, Tokens, ToService
 from magnitude.errors import EngineNotReady, MagnitudeError
 from magnitude.feedback.records import Feedback, TaskRecord
-from magnitude.governor.memory_state import MemoryState
-from magnitude.governor.thermal_report import BoardView
 from magnitude.models.description import ModelDescription
 from magnitude.schedule.admission import Admission
 from magnitude.schedule.conversations import Conversations
@@ -62,13 +59,12 @@ from magnitude.schedule.kept_memory import KeptMemory
 from magnitude.schedule.long_prompts import LongPrompts
 from magnitude.schedule.open_generation import OpenGeneration
 from magnitude.schedule.open_tasks import OpenTask
-from magnitude.schedule.pacing import Shares
 from magnitude.schedule.phase_meter import WorkMeter
 from magnitude.schedule.plan import ModelPlan
 from magnitude.schedule.presence import Presence
 from magnitude.schedule.refusals import Refusals
 from magnitude.schedule.replacement import replace_engine
-from magnitude.schedule.report import EngineView, figures_of, health_of, state_of
+from magnitude.schedule.report import EngineView, Watched, figures_of, health_of, state_of
 from magnitude.schedule.runs import Runs
 from magnitude.schedule.served_models import ServedModels
 from magnitude.schedule.slot_files import SlotFiles
@@ -148,11 +144,7 @@ class Dispatcher:
         self._clock = clock
         self._started_s = clock()
         self._ids = itertools.count(1)
-        # As others see them.
-        self.memory_state: Callable[[], MemoryState] = MemoryState
-        self.board_view: Callable[[], BoardView] = BoardView
-        self.pace_state: Callable[[], Mapping[str, Shares]] = dict
-        self.simulated_state: Callable[[], SimulatedState | None] = lambda: None
+        self.watched = Watched()
         self._compute_slots: dict[str, int] = {}
         self.long_prompts = LongPrompts()
         self._suspicion = Suspicion(clock)
@@ -410,10 +402,7 @@ class Dispatcher:
             self._feedback,
             self.figures(),
             residency=residency,
-            memory=self.memory_state(),
-            board=self.board_view(),
-            pace=self.pace_state(),
-            simulated_board=self.simulated_state(),
+            watched=self.watched,
         )
 
     def figures(self) -> ScheduleFigures:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Protocol
 
 import psutil
@@ -26,9 +26,15 @@ if TYPE_CHECKING:
     from magnitude.schedule.conversations import Conversations
     from magnitude.schedule.served_models import ServedModels
 
-# Nobody watches them.
-NO_MEMORY = MemoryState()
-NO_BOARD = BoardView()
+
+class Watched:
+    """What those who watch over memory and the board have to show; each of them puts in its own."""
+
+    def __init__(self) -> None:
+        self.memory: Callable[[], MemoryState] = MemoryState
+        self.board: Callable[[], BoardView] = BoardView
+        self.pace: Callable[[], Mapping[str, Shares]] = dict
+        self.simulated_board: Callable[[], SimulatedState | None] = lambda: None
 
 
 class EngineView(Protocol):
@@ -108,12 +114,9 @@ def state_of(
     schedule: ScheduleFigures,
     *,
     residency: Mapping[str, State],
-    memory: MemoryState = NO_MEMORY,
-    board: BoardView = NO_BOARD,
-    pace: Mapping[str, Shares] | None = None,
-    simulated_board: SimulatedState | None = None,
+    watched: Watched,
 ) -> ServiceState:
-    heartbeat = engine.heartbeat
+    heartbeat, board = engine.heartbeat, watched.board()
     return ServiceState(
         version=__version__,
         health=health,
@@ -133,12 +136,12 @@ def state_of(
         schedule=schedule,
         runs=feedback.runs.figures(),
         run_times=feedback.runs.times,
-        memory=memory,
+        memory=watched.memory(),
         board=board.board,
         thermal=board.thermal,
         power=board.power,
-        pace=dict(pace or {}),
-        simulated_board=simulated_board,
+        pace=dict(watched.pace()),
+        simulated_board=watched.simulated_board(),
     )
 
 
