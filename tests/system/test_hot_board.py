@@ -81,6 +81,7 @@ def test_clocks_are_limited_the_engine_is_paced_and_everybody_is_told_until_the_
     assert {"state", "caps", "duty"} <= kinds
     assert all(decision.reason for decision in state.thermal.decisions)
     assert state.power.tier == "full"
+    hot.until(lambda: [clock.cap_khz for clock in hot.state().board.clocks] == [LOWEST_KHZ])  # as read back
     with hot.admin() as admin:
         metrics = admin.get("/metrics").text
     assert 'magnitude_heat_state{state="hot"} 1.0' in metrics
