@@ -24,7 +24,7 @@ from magnitude.board.cpu import read_cpu
 from magnitude.board.event_source import UdevSource
 from magnitude.board.events import DeviceEvent, DeviceEvents
 from magnitude.board.memory import MemorySnapshot, effective_memory
-from magnitude.board.profiles import find_profile, load_profile
+from magnitude.board.profiles import profile_of
 from magnitude.board.roots import HostRoots
 from magnitude.board.sampler import Sampler
 from magnitude.board.workload import ModelCost
@@ -264,10 +264,7 @@ class Service:
     def _watch_board(self, paths: Paths, plan: ModelPlan) -> tuple[Sampler, BoardWatch]:
         """What sees the board, and what governs its heat and supply."""
         settings, simulated, roots = self.settings, self.simulated, self.board_roots
-        if simulated is not None:
-            profile = simulated.profile
-        else:
-            profile = load_profile(settings.board.profile) if settings.board.profile else find_profile(roots)
+        profile = simulated.profile if simulated is not None else profile_of(settings.board.profile, roots)
         sampler = Sampler(roots, profile, period_s=settings.board.sensor_period_ms / 1000)
         permissions = PermissionRequests(paths.run)
         run_folder = simulated.run_folder if simulated is not None else paths.run

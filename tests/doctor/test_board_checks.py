@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from msgspec.structs import replace
 
 from magnitude.board.profile import BoardProfile
 from magnitude.board.profiles import load_profile
@@ -22,6 +23,7 @@ from magnitude.board.snapshot import (
     TempSensor,
 )
 from magnitude.config import Settings
+from magnitude.config.board import BoardSettings
 from magnitude.doctor import DoctorContext
 from magnitude.doctor.checks import battery, cooling, cpu_clocks, cpu_limits, memory_clock, throttling
 from magnitude.doctor.finding import Finding
@@ -252,6 +254,8 @@ def test_the_checks_read_a_board_as_its_kernel_shows_it(rock5b: DoctorContext) -
     dmc = rock5b.roots.sys / "class/devfreq/dmc"
     assert cpu_clocks.check(rock5b).level == "ok"
     (cpufreq / "policy4/scaling_governor").write_text("userspace\n")
+    assert cpu_clocks.check(rock5b).level == "ok"  # one look serves all checks
+    rock5b.looked.clear()
     assert "policy4" in cpu_clocks.check(rock5b).title
     (dmc / "upthreshold").write_text("40\n")
     assert memory_clock.check(rock5b).level == "warning"
@@ -263,3 +267,8 @@ def test_the_checks_read_a_board_as_its_kernel_shows_it(rock5b: DoctorContext) -
     assert cpu_limits.check(rock5b).title == "CPU clocks can be limited by this user"
     assert battery.check(rock5b).title == "There is no battery"
     assert throttling.check(rock5b).level == "ok"
+
+
+def test_the_board_that_is_configured_is_the_one_that_is_judged(rock5b: DoctorContext) -> None:
+    settings = Settings(board=BoardSettings(profile="pi5-cooler"))
+    assert "Raspberry Pi 5" in cooling.check(replace(rock5b, settings=settings)).detail

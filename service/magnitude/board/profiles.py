@@ -69,6 +69,12 @@ def compatible(roots: HostRoots) -> tuple[str, ...]:
     return tuple(name for name in raw.decode("utf-8", "replace").split("\0") if name)
 
 
+def profile_of(name_or_path: str, roots: HostRoots) -> BoardProfile:
+    """The profile that is asked for by name or file, or without one ("") that of the board found. Raises
+    `ConfigError`."""
+    return load_profile(name_or_path) if name_or_path else find_profile(roots)
+
+
 def policy_name(profile: BoardProfile, cluster_index: int) -> str:
     """What the kernel calls that cluster's clock policy: after its first CPU."""
     return f"policy{min(profile.clusters[cluster_index].cpus)}"

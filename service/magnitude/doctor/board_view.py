@@ -5,7 +5,7 @@ from __future__ import annotations
 import msgspec
 
 from magnitude.board.profile import BoardProfile
-from magnitude.board.profiles import find_profile
+from magnitude.board.profiles import profile_of
 from magnitude.board.sampler import Sampler
 from magnitude.board.snapshot import Snapshot
 from magnitude.doctor.context import DoctorContext
@@ -19,8 +19,16 @@ class BoardView(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def look(context: DoctorContext) -> BoardView:
-    """Reads the files anew; takes milliseconds, and up to two seconds where a sensor does not answer."""
-    profile = find_profile(context.roots)
+    """The board as the first check that asks finds it: a look takes milliseconds, but up to two seconds where a
+    sensor does not answer."""
+    seen = context.looked.get("board")
+    if not isinstance(seen, BoardView):
+        seen = context.looked["board"] = _look(context)
+    return seen
+
+
+def _look(context: DoctorContext) -> BoardView:
+    profile = profile_of(context.settings.board.profile, context.roots)
     sampler = Sampler(context.roots, profile, affinity=context.affinity)
     try:
         return BoardView(snapshot=sampler.read(context.monotonic()), profile=profile)

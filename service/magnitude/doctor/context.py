@@ -20,7 +20,7 @@ from magnitude.paths import Paths, find_paths
 
 class DoctorContext(msgspec.Struct, frozen=True, kw_only=True):
     """`python` is the interpreter that children are started with, `wall_clock` gives seconds since 1970,
-    `monotonic` those of this boot."""
+    `monotonic` those of this boot. `looked` keeps what one check has looked at for the next one."""
 
     settings: Settings
     paths: Paths
@@ -33,6 +33,7 @@ class DoctorContext(msgspec.Struct, frozen=True, kw_only=True):
     python: str = sys.executable
     wall_clock: Callable[[], float] = time.time
     monotonic: Callable[[], float] = time.monotonic
+    looked: dict[str, object] = {}
 
     @property
     def models_folder(self) -> Path:
