@@ -55,6 +55,10 @@ def thermal(
 ) -> None:
     """Simulated: boards with the thermal governor beside the same boards without it, also where the profile is
     wrong."""
+    if plot is not None:
+        from magnitude.simulate.plot import can_plot
+
+        can_plot(plot)
     jobs = [*hot_jobs(hours, ambient), *other_jobs(hours, ambient), *cool_jobs(hours, ambient)]
     with console.status("") as status:
         results = run_all(jobs, status.update)

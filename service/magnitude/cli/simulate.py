@@ -72,6 +72,11 @@ def simulate(
         if file is not None and not file.absolute().parent.is_dir():
             raise ConfigError(f"there is no folder {file.absolute().parent}", hint="Make it, or name another file")
 
+    if plot is not None:
+        from magnitude.simulate.plot import can_plot
+
+        can_plot(plot)
+
     from rich.console import Console
     from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 

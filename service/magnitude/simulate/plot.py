@@ -26,23 +26,28 @@ NAMES = {"off": "kernel and firmware alone", "magnitude": "thermal governor"}
 KINDS = (".png", ".svg", ".pdf")
 
 
-def plot(columns: Sequence[tuple[BoardProfile, Sequence[Trace]]], target: Path) -> None:
-    """Write temperature, clock, tokens a second, time between tokens and energy over time: a column a board, all its
-    runs in each.
-
-    The kind of file goes by the name (.png, .svg, .pdf). Raises `ConfigError` for another, without matplotlib, or
-    where the file cannot be written.
-    """
+def can_plot(target: Path) -> None:
+    """To be asked before what is to be drawn is computed. Raises `ConfigError` for another kind of file than .png,
+    .svg and .pdf, and without matplotlib."""
     if target.suffix not in KINDS:
         raise ConfigError(
             f"{target} is no kind of plot that is known", hint=f"Let it end in {', '.join(KINDS)}", param="--plot"
         )
     try:
-        import matplotlib
+        import matplotlib  # noqa: F401 - whether it is there
     except ImportError as error:
         raise ConfigError(
             "a plot needs matplotlib, which is not installed", hint="pip install 'magnitude[report]'", param="--plot"
         ) from error
+
+
+def plot(columns: Sequence[tuple[BoardProfile, Sequence[Trace]]], target: Path) -> None:
+    """Write temperature, clock, tokens a second, time between tokens and energy over time: a column a board, all its
+    runs in each. The kind of file goes by the name. Raises `ConfigError` as `can_plot`, and where the file cannot be
+    written."""
+    can_plot(target)
+    import matplotlib
+
     matplotlib.use("agg")
     matplotlib.rcParams["svg.hashsalt"] = "magnitude"
     from matplotlib import pyplot
