@@ -97,6 +97,15 @@ def placed(profile: BoardProfile, threads: int) -> tuple[int, ...]:
     return tuple(cores)
 
 
+def cores_used(profile: BoardProfile, cores: Sequence[int], khz: Sequence[float]) -> tuple[CoreUse, ...]:
+    """So many cores of each cluster, at its clock; clusters without any are left out."""
+    return tuple(
+        CoreUse(cluster=cluster, cores=count, ghz=clock / 1e6)
+        for cluster, count, clock in zip(profile.clusters, cores, khz, strict=True)
+        if count
+    )
+
+
 def load_of(profile: BoardProfile, used: Sequence[CoreUse], work: Work) -> Load:
     """What `work` comes to on those cores, at full duty."""
     model = work.model

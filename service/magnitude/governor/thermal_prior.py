@@ -13,7 +13,7 @@ import msgspec
 from magnitude.board.power_use import cores_w
 from magnitude.board.profile import BoardProfile, ClusterProfile, PowerProfile, ThermalStage
 from magnitude.board.profiles import policy_name
-from magnitude.board.workload import CoreUse, Load, ModelCost, Work, load_of, placed
+from magnitude.board.workload import CoreUse, Load, ModelCost, Work, cores_used, load_of, placed
 from magnitude.governor.thermal_terms import ClusterSight, Phase
 
 # What the ladder is worked out for: a model of 1.5 billion weights in 4 bits, as boards run them. Only the
@@ -144,8 +144,5 @@ def _load(profile: BoardProfile, share: float, phase: Phase, threads: int) -> Lo
 
 def _used(profile: BoardProfile, share: float, threads: int) -> tuple[CoreUse, ...]:
     """Which cores so many threads run on, at a share of their clusters' highest clocks."""
-    return tuple(
-        CoreUse(cluster=cluster, cores=cores, ghz=share * cluster.opps[-1].khz / 1e6)
-        for cluster, cores in zip(profile.clusters, placed(profile, threads), strict=True)
-        if cores
-    )
+    khz = [share * cluster.opps[-1].khz for cluster in profile.clusters]
+    return cores_used(profile, placed(profile, threads), khz)

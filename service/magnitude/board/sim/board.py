@@ -13,7 +13,7 @@ from magnitude.board.sim.chip import Chip
 from magnitude.board.sim.clocks import Clocks
 from magnitude.board.sim.firmware import LOOK_S, throttle_of
 from magnitude.board.snapshot import ClockPolicy, Fan, Snapshot, TempSensor
-from magnitude.board.workload import CoreUse, Load, ModelCost, Progress, Rates, Work, load_of, placed
+from magnitude.board.workload import Load, ModelCost, Progress, Rates, Work, cores_used, load_of, placed
 
 # Longest step of the simulation. Heat is solved exactly within a step; what a step takes as constant is leakage,
 # which changes by a thousandth when the chip gets 0.05 °C warmer.
@@ -193,7 +193,7 @@ class SimulatedBoard:
         if point is None:
             if len(self._points) > 10_000:
                 self._points.clear()
-            used = _used(self.profile, cores, effective)
+            used = cores_used(self.profile, cores, effective)
             load = load_of(self.profile, used, work)
             point = self._points[key] = _Point(
                 load, cores_w(self.profile, used, load), load.memory_gb_s * self.profile.memory.watts_per_gb_s
@@ -226,18 +226,10 @@ def rates(
         float(khz_by_policy.get(policy_name(profile, index), cluster.opps[-1].khz))
         for index, cluster in enumerate(profile.clusters)
     ]
-    used = _used(profile, placed(profile, threads), khz)
+    used = cores_used(profile, placed(profile, threads), khz)
     return Rates(
         prefill_tokens_s=load_of(profile, used, Work(phase="prefill", threads=threads, model=model)).prefill_tokens_s,
         decode_tokens_s=load_of(
             profile, used, Work(phase="decode", threads=threads, rows=rows, model=model)
         ).decode_tokens_s,
-    )
-
-
-def _used(profile: BoardProfile, cores: tuple[int, ...], khz: list[float]) -> tuple[CoreUse, ...]:
-    return tuple(
-        CoreUse(cluster=cluster, cores=count, ghz=clock / 1e6)
-        for cluster, count, clock in zip(profile.clusters, cores, khz, strict=True)
-        if count
     )
