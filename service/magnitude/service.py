@@ -37,8 +37,8 @@ from magnitude.feedback.recorder import Recorder
 from magnitude.feedback.situation import PlanFacts
 from magnitude.models.description import ModelDescription
 from magnitude.paths import Paths
+from magnitude.policy.provision import BoardFacts, draft_bytes
 from magnitude.policy.selection import find_draft_model, find_models, select
-from magnitude.policy.strategy import BoardFacts, draft_bytes
 from magnitude.schedule.arbiter import Arbiter, MayUse, Want
 from magnitude.schedule.dispatcher import Dispatcher
 from magnitude.schedule.fresh_engine import FreshEngine
@@ -287,7 +287,7 @@ class Service:
             pace=lambda share: self.pace.set("governor", share, share),
             limit=dispatcher.limit_generations,
             # Neither threads nor devices of this machine are a simulated board's.
-            threads=profile.prefill_threads if simulated is not None else plan.strategy.threads,
+            threads=profile.prefill_threads if simulated is not None else plan.provision.threads,
             devices=devices if simulated is None else None,
             ask_permission=lambda policies: ask(CapFiles(roots).limit_path(policies[0])),
             simulated=simulated is not None,

@@ -15,9 +15,21 @@ from typing import Literal
 import msgspec
 
 from magnitude.engine.kv_layout import KvLayout
+from magnitude.engine.message import Message as Message
+from magnitude.engine.session_messages import (
+    Compared,
+    CompareSession,
+    PrepareSession,
+    Probe,
+    Probed,
+    ReleaseSession,
+    SessionPrepared,
+    UseSessions,
+)
+from magnitude.engine.session_spec import SessionSpec
 from magnitude.models.description import ModelDescription
 
-PROTOCOL_VERSION = 3
+PROTOCOL_VERSION = 4
 MAX_FRAME_BYTES = 256 * 1024 * 1024  # largest tensor message; a longer length word means a broken stream
 
 FinishReason = Literal["stop", "length", "cancelled", "error"]
@@ -25,10 +37,6 @@ FinishReason = Literal["stop", "length", "cancelled", "error"]
 Overflow = Literal["stop", "slide"]
 # "slide" is no graph run: positions of a full slot that were moved.
 StepKind = Literal["decode", "prefill", "verify", "slide", "encode", "tensors"]
-
-
-class Message(msgspec.Struct, frozen=True, kw_only=True, tag_field="t", array_like=False):
-    """Root of all messages."""
 
 
 # --- both ways ---
@@ -56,7 +64,7 @@ class SamplerSettings(Message, frozen=True, kw_only=True, tag="sampler"):
     repetition_penalty: float = 1.0
     presence_penalty: float = 0.0
     frequency_penalty: float = 0.0
-    logit_bias: dict[int, float] = {}
+    logit_bias: dict[int, float] = msgspec.field(default_factory=dict)
     seed: int = 0  # unsigned 64 bit; with the position it keys the counter-based generator
 
 
@@ -135,7 +143,7 @@ class Generate(Message, frozen=True, kw_only=True, tag="generate"):
     model: str
     slot: int
     prompt: list[int]
-    emitted: list[int] = []
+    emitted: list[int] = msgspec.field(default_factory=list)
     max_new_tokens: int
     sampler: SamplerSettings
     grammar: GrammarSpec | None = None
@@ -159,7 +167,7 @@ class Embed(Message, frozen=True, kw_only=True, tag="embed"):
     request_id: int
     model: str
     inputs: list[list[int]]
-    token_types: list[list[int]] = []
+    token_types: list[list[int]] = msgspec.field(default_factory=list)
 
 
 class EmbedAndRank(Message, frozen=True, kw_only=True, tag="embed_and_rank"):
@@ -188,7 +196,7 @@ class InferTensors(Message, frozen=True, kw_only=True, tag="infer"):
     request_id: int
     model: str
     inputs: list[Tensor]
-    outputs: list[str] = []  # empty: all
+    outputs: list[str] = msgspec.field(default_factory=list)  # empty: all
 
 
 class CancelRequest(Message, frozen=True, kw_only=True, tag="cancel"):
@@ -282,7 +290,7 @@ class TokenLogprob(Message, frozen=True, kw_only=True, tag="lp"):
     """Log probability of the chosen token after the sampler's masks and penalties, and the best alternatives."""
 
     logprob: float
-    top: list[tuple[int, float]] = []
+    top: list[tuple[int, float]] = msgspec.field(default_factory=list)
 
 
 class Tokens(Message, frozen=True, kw_only=True, tag="tokens"):
@@ -290,7 +298,7 @@ class Tokens(Message, frozen=True, kw_only=True, tag="tokens"):
 
     request_id: int
     ids: list[int]
-    logprobs: list[TokenLogprob] = []
+    logprobs: list[TokenLogprob] = msgspec.field(default_factory=list)
 
 
 class PrefillProgress(Message, frozen=True, kw_only=True, tag="prefill"):
@@ -321,9 +329,11 @@ class Finished(Message, frozen=True, kw_only=True, tag="finished"):
 
 
 class StepGroup(msgspec.Struct, frozen=True, kw_only=True):
-    """Graph runs of one shape since the last report: `rows` sequences of `tokens` new positions each."""
+    """Graph runs of one shape since the last report: `rows` sequences of `tokens` new positions each. `session`: the
+    one that ran them, None: the model's own."""
 
     model: str
+    session: SessionSpec | None = None
     kind: StepKind
     rows: int
     tokens: int
@@ -433,6 +443,11 @@ ToEngine = (
     | GetStats
     | Trim
     | Pace
+    | PrepareSession
+    | ReleaseSession
+    | UseSessions
+    | CompareSession
+    | Probe
     | Drain
     | Shutdown
 )
@@ -452,4 +467,7 @@ ToService = (
     | Stats
     | Drained
     | Heartbeat
+    | SessionPrepared
+    | Compared
+    | Probed
 )

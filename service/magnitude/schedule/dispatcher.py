@@ -280,7 +280,7 @@ class Dispatcher:
         plan = self.plan(name)
         if plan.description.encoder is not None:
             return plan.description.encoder.max_tokens
-        return plan.strategy.context_length
+        return plan.provision.context_length
 
     def signature(self, name: str) -> tuple[tuple[TensorInfo, ...], tuple[TensorInfo, ...]]:
         plan = self.plan(name)
@@ -304,7 +304,7 @@ class Dispatcher:
         generation = OpenGeneration(
             self.next_id(),
             task,
-            prefill_chunk=plan.strategy.prefill_chunk,
+            prefill_chunk=plan.provision.prefill_chunk,
             max_draft=plan.max_draft,
             close=self._closed,
             withdraw=self._withdraw,
