@@ -23,6 +23,7 @@ from bench.spread import Spread, paired_ratio
 from magnitude.engine.decoder import Decoder
 from magnitude.engine.kv import KvMemory
 from magnitude.engine.kv_layout import KvLayout
+from magnitude.engine.message import Message
 from magnitude.engine.protocol import (
     PROTOCOL_VERSION,
     Done,
@@ -33,7 +34,6 @@ from magnitude.engine.protocol import (
     LoadAdapter,
     Loaded,
     LoadModel,
-    Message,
     SamplerSettings,
     ToService,
 )

@@ -12,6 +12,7 @@ from typing import Any, TypeVar
 
 import magnitude
 from magnitude.engine.kv_layout import KvLayout
+from magnitude.engine.message import Message
 from magnitude.engine.protocol import (
     PROTOCOL_VERSION,
     CancelRequest,
@@ -23,7 +24,6 @@ from magnitude.engine.protocol import (
     Hello,
     Loaded,
     LoadModel,
-    Message,
     Pace,
     SamplerSettings,
     Shutdown,

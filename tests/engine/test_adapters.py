@@ -13,13 +13,13 @@ import pytest
 from engine_driver import EngineDriver, KvFile
 
 from magnitude.engine.adapters import AdapterSet
+from magnitude.engine.message import Message
 from magnitude.engine.protocol import (
     Done,
     Failed,
     Finished,
     LoadAdapter,
     Loaded,
-    Message,
     PrefillProgress,
     SlotContents,
     TensorInfo,

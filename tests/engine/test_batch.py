@@ -15,7 +15,8 @@ from magnitude.engine.batch import RunningBatch
 from magnitude.engine.decoder import Decoder, Wanted
 from magnitude.engine.generation import Generation, take_slot
 from magnitude.engine.kv import KvMemory
-from magnitude.engine.protocol import Finished, Generate, Message, SamplerSettings, SlotContents, Tokens
+from magnitude.engine.message import Message
+from magnitude.engine.protocol import Finished, Generate, SamplerSettings, SlotContents, Tokens
 from magnitude.engine.run_costs import SMALLEST_PIECE
 from magnitude.engine.sampling import F32, Sampler
 from magnitude.engine.sessions import open_session

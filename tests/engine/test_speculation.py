@@ -21,13 +21,13 @@ from magnitude.engine.draft_model import DraftModel
 from magnitude.engine.generation import Generation, take_slot
 from magnitude.engine.grammar import Grammar, GrammarTokenizer
 from magnitude.engine.kv import KvMemory
+from magnitude.engine.message import Message
 from magnitude.engine.protocol import (
     Finished,
     Generate,
     GrammarSpec,
     Loaded,
     LoadModel,
-    Message,
     SamplerSettings,
     TokenLogprob,
     Tokens,

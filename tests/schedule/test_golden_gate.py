@@ -8,17 +8,8 @@ import numpy as np
 import pytest
 from scripted_engine import Answer, ScriptedEngine
 
-from magnitude.engine.protocol import (
-    Embed,
-    Failed,
-    Finished,
-    Generate,
-    Message,
-    TokenLogprob,
-    Tokens,
-    ToService,
-    Vectors,
-)
+from magnitude.engine.message import Message
+from magnitude.engine.protocol import Embed, Failed, Finished, Generate, TokenLogprob, Tokens, ToService, Vectors
 from magnitude.errors import MagnitudeError
 from magnitude.models.description import DecoderShape, EncoderShape, ModelDescription
 from magnitude.models.golden import Golden, GoldenPrompt, GoldenVector, write_golden

@@ -6,13 +6,13 @@ import msgspec
 import pytest
 from scripted_engine import Answer, ScriptedEngine
 
+from magnitude.engine.message import Message
 from magnitude.engine.protocol import (
     Done,
     Failed,
     Finished,
     Loaded,
     LoadModel,
-    Message,
     PrefillProgress,
     TensorInfo,
     Tokens,

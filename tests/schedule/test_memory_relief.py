@@ -15,6 +15,7 @@ from scripted_engine import ScriptedEngine
 
 from magnitude.config.kv import KvSettings
 from magnitude.engine.client import EngineLink
+from magnitude.engine.message import Message
 from magnitude.engine.protocol import (
     CancelRequest,
     Done,
@@ -22,7 +23,6 @@ from magnitude.engine.protocol import (
     Generate,
     Loaded,
     LoadModel,
-    Message,
     SamplerSettings,
     ToService,
     Trim,

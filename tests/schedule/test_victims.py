@@ -5,7 +5,8 @@ from __future__ import annotations
 import asyncio
 from pathlib import Path
 
-from magnitude.engine.protocol import Embed, EmbedAndRank, InferTensors, Message, SamplerSettings
+from magnitude.engine.message import Message
+from magnitude.engine.protocol import Embed, EmbedAndRank, InferTensors, SamplerSettings
 from magnitude.models.catalogue import open_folder
 from magnitude.policy.provision import Provision
 from magnitude.schedule.inference import GenerationTask

@@ -7,7 +7,8 @@ import asyncio
 import pytest
 from scripted_engine import ScriptedEngine
 
-from magnitude.engine.protocol import Embed, Failed, Finished, Generate, Message, ToService, Vectors
+from magnitude.engine.message import Message
+from magnitude.engine.protocol import Embed, Failed, Finished, Generate, ToService, Vectors
 from magnitude.models.description import DecoderShape, EncoderShape, Kind, ModelDescription
 from magnitude.policy.provision import Provision
 from magnitude.schedule.plan import ModelPlan

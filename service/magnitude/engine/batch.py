@@ -15,7 +15,8 @@ import msgspec
 from magnitude.engine.decoder import Decoder
 from magnitude.engine.draft_control import DraftCosts
 from magnitude.engine.generation import Generation
-from magnitude.engine.protocol import Message, StepKind
+from magnitude.engine.message import Message
+from magnitude.engine.protocol import StepKind
 from magnitude.engine.run_costs import RunCosts
 from magnitude.engine.speculation import Draft
 

@@ -16,7 +16,8 @@ from numpy.typing import NDArray
 from magnitude.engine.decoder import run_failed
 from magnitude.engine.encoder_buckets import RunPlan, by_length, check_embed, next_run, run_token_limit
 from magnitude.engine.encoder_buffers import BoundRun, EncoderBuffers
-from magnitude.engine.protocol import Embed, Failed, Message, StepKind, Vectors
+from magnitude.engine.message import Message
+from magnitude.engine.protocol import Embed, Failed, StepKind, Vectors
 from magnitude.engine.run_pool import RunPool
 from magnitude.engine.sessions import describe
 from magnitude.errors import EngineError, ModelError

@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING
 from magnitude.engine.generation import never_started
 from magnitude.engine.link import ServiceGone
 from magnitude.engine.loaded import LoadedModel
+from magnitude.engine.message import Message
 from magnitude.engine.process import give_back_memory
 from magnitude.engine.protocol import (
     CancelRequest,
@@ -36,7 +37,6 @@ from magnitude.engine.protocol import (
     LoadModel,
     Measure,
     Measured,
-    Message,
     Pace,
     PoolUse,
     Shutdown,

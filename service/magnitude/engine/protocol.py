@@ -15,7 +15,7 @@ from typing import Literal
 import msgspec
 
 from magnitude.engine.kv_layout import KvLayout
-from magnitude.engine.message import Message as Message
+from magnitude.engine.message import Message
 from magnitude.engine.session_messages import (
     Compared,
     CompareSession,

@@ -14,7 +14,8 @@ from numpy.typing import NDArray
 
 from magnitude.engine.encoder import Encoder, TextRuns
 from magnitude.engine.encoder_buckets import bucket_tokens, check_ids
-from magnitude.engine.protocol import EmbedAndRank, Failed, Message, Ranked, StepKind
+from magnitude.engine.message import Message
+from magnitude.engine.protocol import EmbedAndRank, Failed, Ranked, StepKind
 from magnitude.errors import RequestError
 
 

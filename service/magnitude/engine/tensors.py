@@ -11,7 +11,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from magnitude.engine.decoder import run_failed
-from magnitude.engine.protocol import Failed, InferTensors, Message, StepKind, Tensor, TensorInfo, TensorsOut
+from magnitude.engine.message import Message
+from magnitude.engine.protocol import Failed, InferTensors, StepKind, Tensor, TensorInfo, TensorsOut
 from magnitude.engine.sessions import DTYPES, describe
 from magnitude.errors import EngineError, RequestError
 

@@ -16,8 +16,8 @@ from functools import partial
 from magnitude.engine.batch import Outcome, Ran, RunningBatch
 from magnitude.engine.generation import Generation
 from magnitude.engine.loaded import LoadedModel, RunJob
+from magnitude.engine.message import Message
 from magnitude.engine.pace import Pacer, Phase, phase_of
-from magnitude.engine.protocol import Message
 from magnitude.engine.step_report import StepReport
 
 # What one graph run led to: messages by request, or why the request failed.

@@ -17,15 +17,8 @@ from typing import Literal
 import msgspec
 
 from magnitude.board.boot import Stamp
-from magnitude.engine.protocol import (
-    Embed,
-    EmbedAndRank,
-    Generate,
-    InferTensors,
-    Message,
-    SamplerSettings,
-    StepGroup,
-)
+from magnitude.engine.message import Message
+from magnitude.engine.protocol import Embed, EmbedAndRank, Generate, InferTensors, SamplerSettings, StepGroup
 from magnitude.errors import MagnitudeError
 from magnitude.feedback.run_series import RunFigures
 from magnitude.feedback.situation import PlanFacts, Situation

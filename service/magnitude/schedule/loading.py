@@ -9,12 +9,12 @@ from collections.abc import Awaitable, Callable, Collection
 import msgspec
 
 from magnitude.engine.client import EngineLink
+from magnitude.engine.message import Message
 from magnitude.engine.protocol import (
     Failed,
     LoadAdapter,
     Loaded,
     LoadModel,
-    Message,
     PrefillProgress,
     Tokens,
     ToService,

@@ -8,7 +8,7 @@ from collections.abc import Callable
 
 import msgspec
 
-from magnitude.engine.protocol import Message
+from magnitude.engine.message import Message
 from magnitude.errors import EngineError, MagnitudeError
 from magnitude.feedback.records import Outcome, TaskRecord
 
