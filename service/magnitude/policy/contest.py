@@ -75,6 +75,7 @@ class Contest:
         self.key = key
         self.chosen = chosen
         self.origin: Origin = "measured"
+        self.begun_s = now_s
         self.since_s = now_s
         self.previous: Choice | None = None  # what the last switch left
         self.watched = True  # whether the last switch has proved itself under load
@@ -85,6 +86,8 @@ class Contest:
         self._left: set[Choice] = set()
         self._returns = 0
         self._switched = False
+        self._restored = False
+        self._rejected: dict[Choice, str] = {}
 
     def observe(self, choice: Choice, cost_s: float, runs: int, total_s: float, now_s: float) -> bool:
         """Runs by `choice`. True when the level of the chosen one has moved, so that old comparisons say nothing."""
@@ -132,8 +135,23 @@ class Contest:
         self.since_s, self.watched = now_s, True
         self._returns += 1
         self._left.add(bad)
-        self._dismiss(bad, REVERTED_FOR, math.nan, reason, now_s)
+        self.reject(bad, reason, now_s)
         return self.chosen
+
+    def reject(self, choice: Choice, reason: str, now_s: float, half_lives: float = REVERTED_FOR) -> None:
+        """Do not try it for long."""
+        if choice != self.chosen:
+            self._rejected[choice] = reason
+            self._dismiss(choice, half_lives, math.nan, reason, now_s)
+
+    def rejections(self, now_s: float) -> list[tuple[Choice, str]]:
+        """What the guard took back, with the reason, as long as it holds."""
+        return [(choice, reason) for choice, reason in self._rejected.items() if not self.may_try(choice, now_s)]
+
+    @property
+    def decided(self) -> bool:
+        """Whether what holds is more than a beginning: known from before, or compared with something."""
+        return self._switched or self._restored or bool(self.dismissed)
 
     def keep(self, challenger: Choice, ratio: float, *, lost: bool, reason: str, now_s: float) -> None:
         """The challenger did not win."""
@@ -141,7 +159,7 @@ class Contest:
 
     def restore(self, entry: Entry, now_s: float, rules: Rules) -> None:
         """Go on from what was known before. Old samples weigh at most a window, so that new ones soon count more."""
-        self.chosen, self.origin = entry.chosen, entry.origin
+        self.chosen, self.origin, self._restored = entry.chosen, entry.origin, True
         for evidence in entry.evidence:
             if not evidence.cost_s > 0:
                 continue

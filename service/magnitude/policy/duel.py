@@ -74,9 +74,18 @@ class Duel:
             return math.inf
         return math.sqrt(self._squares / (self.samples - 1) / self.samples)
 
+    @property
+    def p95_ratio(self) -> float:
+        """95th percentile of the challenger's times by the incumbent's; 1 while there are none."""
+        if not self.samples:
+            return 1.0
+        at = math.ceil(0.95 * self.samples) - 1
+        incumbent_s, challenger_s = (sorted(times)[at] for times in self._times)
+        return challenger_s / incumbent_s
+
     def verdict(self) -> Verdict:
-        """ "won" only after a full window. "lost": it is slower, surely. "even": not better by the margin, and a full
-        window has shown that (or twice a window could not)."""
+        """Won only after a full window, and not at the price of a longer P95. Lost: it is slower, surely. Even: not
+        better by the margin, and a full window has shown that (or twice a window could not)."""
         if self.samples < LEAST_SAMPLES:
             return "open"
         reach = SURE * self.error

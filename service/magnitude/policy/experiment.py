@@ -45,6 +45,14 @@ class Experiment:
         """Whether it can be compared under load: only sessions differ then, a piece is the request's."""
         return self.duel.incumbent.chunk == self.duel.challenger.chunk
 
+    @property
+    def in_words(self) -> str:
+        duel = self.duel
+        return (
+            f"{self.contest.part} at {self.contest.key}: {duel.challenger.choice_id} against "
+            f"{duel.incumbent.choice_id}, {duel.samples} pairs so far"
+        )
+
     def next_probe(self) -> Probe:
         duel, contest = self.duel, self.contest
         fields = dict(part.split("=", 1) for part in contest.key.split())
@@ -74,10 +82,10 @@ class Experiment:
         if choice not in (duel.incumbent, duel.challenger):
             return 0.0
         self._seen[choice] = (cost_s, now_s, runs.total_s)
-        both = [self._seen.get(one) for one in (duel.incumbent, duel.challenger)]
-        if both[0] is None or both[1] is None or abs(both[0][1] - both[1][1]) > PAIR_S:
+        incumbent, challenger = self._seen.get(duel.incumbent), self._seen.get(duel.challenger)
+        if incumbent is None or challenger is None or abs(incumbent[1] - challenger[1]) > PAIR_S:
             return 0.0
-        (incumbent_s, _, _), (challenger_s, _, spent_s) = both
+        incumbent_s, (challenger_s, _, spent_s) = incumbent[0], challenger
         lost_s = spent_s * max(0.0, 1.0 - incumbent_s / challenger_s)
         self._pair(incumbent_s, challenger_s, now_s)
         # Each report counts once: the rarer side sets the number of pairs.

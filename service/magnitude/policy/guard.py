@@ -8,8 +8,12 @@ import msgspec
 
 from magnitude.policy.ageing import AgedAverage
 
-# One-sided, of a normal distribution: one in a thousand comparisons of equal strategies says otherwise.
-SURE = 3.1
+# So improbable must as many failures be if the strategy were as good as the one before: of a thousand switches to
+# something equal one is taken back for nothing.
+IMPROBABLE = 1e-3
+# Tasks with half a failure that count for what ran before: a strategy that was used for ten tasks without a failure is
+# not perfect, and a service in good order fails about one task in a hundred (clients that ask for the impossible).
+PRIOR_TASKS, PRIOR_FAILED = 50.0, 0.5
 # Fewer failures are an accident.
 LEAST_FAILURES = 3
 # Strategies that are remembered: of each part a few choices, and the combinations that came up.
@@ -57,11 +61,13 @@ class TaskGuard:
 
 
 def fails_more(now: Outcomes, before: Outcomes) -> bool:
-    """Whether `now` fails more often than `before`, surely. The test of two shares (pooled), with half a failure
-    added to `before`: a strategy that never failed in few tasks is not perfect."""
-    if not now.tasks:
-        return False
-    share_before = (before.failed + 0.5) / (before.tasks + 1.0)
-    pooled = (now.failed + before.failed + 0.5) / (now.tasks + before.tasks + 1.0)
-    error = math.sqrt(pooled * (1.0 - pooled) * (1.0 / now.tasks + 1.0 / (before.tasks + 1.0)))
-    return now.rate - share_before > SURE * error if error > 0 else now.rate > share_before
+    """Whether `now` fails more often than `before`, surely: so many failures would hardly happen by chance (Poisson)
+    at the share that is known of before."""
+    share = (before.failed + PRIOR_FAILED) / (before.tasks + PRIOR_TASKS)
+    return _at_least(math.floor(now.failed), share * now.tasks) < IMPROBABLE
+
+
+def _at_least(count: int, expected: float) -> float:
+    """Probability of `count` or more events where `expected` are."""
+    below = sum(math.exp(n * math.log(expected) - expected - math.lgamma(n + 1)) for n in range(count))
+    return max(0.0, 1.0 - below)
