@@ -201,8 +201,7 @@ class AgedQuantiles:
 
 def _left(passed_s: float, half_life_s: float) -> float:
     """The share of a weight that is left."""
-    left: float = 2.0 ** (-max(0.0, passed_s) / half_life_s)
-    return left
+    return math.pow(2.0, -max(0.0, passed_s) / half_life_s)
 
 
 def _bucket_of(value: float) -> int:
