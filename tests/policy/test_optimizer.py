@@ -6,6 +6,7 @@ import msgspec
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from policy_world import World, facts, fresh, two_cores
 
 from magnitude.engine.session_spec import SessionSpec
 from magnitude.policy.learned import Binding, Choice
@@ -22,8 +23,6 @@ from magnitude.policy.terms import (
     SessionFailed,
     TaskSeen,
 )
-
-from policy_world import World, facts, fresh, two_cores
 
 BINDING = Binding(board="board", model="small", model_hash="abc", ort_version="1")
 ONE, TWO = SessionSpec(threads=1), SessionSpec(threads=2)

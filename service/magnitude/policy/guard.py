@@ -11,8 +11,9 @@ from magnitude.policy.ageing import AgedAverage
 # So improbable must as many failures be if the strategy were as good as the one before: of a thousand switches to
 # something equal one is taken back for nothing.
 IMPROBABLE = 1e-3
-# Tasks with half a failure that count for what ran before: a strategy that was used for ten tasks without a failure is
-# not perfect, and a service in good order fails about one task in a hundred (clients that ask for the impossible).
+# Tasks with half a failure that count for what ran before: a strategy that was used for ten tasks without a failure
+# is not perfect, and a service in good order fails about one task in a hundred (clients that ask for the
+# impossible).
 PRIOR_TASKS, PRIOR_FAILED = 50.0, 0.5
 # Fewer failures are an accident.
 LEAST_FAILURES = 3
