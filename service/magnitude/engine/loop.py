@@ -19,6 +19,7 @@ from magnitude.engine.generation import never_started
 from magnitude.engine.link import ServiceGone
 from magnitude.engine.loaded import LoadedModel
 from magnitude.engine.message import Message
+from magnitude.engine.preparing import Preparations, SessionBuilt
 from magnitude.engine.process import give_back_memory
 from magnitude.engine.protocol import (
     CancelRequest,
@@ -46,9 +47,11 @@ from magnitude.engine.protocol import (
     UnloadAdapter,
     UnloadModel,
 )
+from magnitude.engine.session_messages import PrepareSession, ReleaseSession, UseSessions
 from magnitude.engine.slot_header import SlotState
 from magnitude.engine.stats import Progress, read_memory
-from magnitude.engine.work import Run, Work
+from magnitude.engine.thread_place import ThreadPlace
+from magnitude.engine.work import Results, Run, Work
 from magnitude.errors import EngineError, MagnitudeError, ModelNotFound, RequestError
 
 if TYPE_CHECKING:
@@ -78,7 +81,7 @@ class GrammarBuilt:
         self.outcome = outcome
 
 
-Event = Arrived | GrammarBuilt
+Event = Arrived | GrammarBuilt | SessionBuilt
 
 
 class _Waiting:
@@ -119,7 +122,11 @@ class EngineLoop:
         # Generations whose grammar is being built, in a thread of its own: it may take a second, in which the
         # others go on.
         self._waiting: dict[int, _Waiting] = {}
-        self._builder = ThreadPoolExecutor(max_workers=1, thread_name_prefix="engine-grammar")
+        self._place = ThreadPlace()
+        self._builder = ThreadPoolExecutor(
+            max_workers=1, thread_name_prefix="engine-grammar", initializer=self._place.leave
+        )
+        self._preparations = Preparations(self.post, self._place, clock)
         self._closed = False  # to new work, since `Drain`
         self._draining: list[int] = []  # `Drain`s that wait for their answer
         self._leave = False
@@ -206,6 +213,9 @@ class EngineLoop:
             self._progress.run_ends(finished=finished)
         pools = [model.pool_use for model in self._models.values()]
         self._progress.run_pool = max(pools, key=lambda use: use.peak_bytes, default=PoolUse())
+        self._answer(results)
+
+    def _answer(self, results: Results) -> None:
         answers: list[Message] = []
         for request_id, result in results:
             answers += [self._failed(request_id, result)] if isinstance(result, Exception) else result
@@ -227,6 +237,8 @@ class EngineLoop:
         match event:
             case GrammarBuilt():
                 self._grammar_built(event)
+            case SessionBuilt():
+                self._answer(self._preparations.built(event))
             case Arrived():
                 self._handle_message(event)
         self._open_changed()
@@ -248,6 +260,13 @@ class EngineLoop:
                     self._send(Done(request_id=message.request_id))
                 case UnloadAdapter():
                     self._unload_adapter(message)
+                case PrepareSession():
+                    self._answer(self._preparations.ask(message, self._model(message.model)))
+                case ReleaseSession():
+                    self._release(message)
+                case UseSessions():
+                    if (model := self._models.get(message.model)) is not None:
+                        model.sessions.use(message)
                 case Measure():
                     self._measure(message)
                 case GetStats():
@@ -351,6 +370,22 @@ class EngineLoop:
             self._send(never_started(waiting.request, self._clock() - waiting.at_s))
         elif (job := self._work.remove(target)) is not None:
             self._send(job.cancel())
+        else:
+            cancelled = EngineError("the request was cancelled", code="cancelled")
+            self._answer(self._preparations.abandon(lambda asked: asked.request.request_id == target, cancelled))
+
+    def _release(self, message: ReleaseSession) -> None:
+        released = EngineError("the session was released", code="session_released")
+        asked_for = (message.model, message.session)
+        self._answer(
+            self._preparations.abandon(
+                lambda asked: (asked.request.model, asked.request.session) == asked_for, released
+            )
+        )
+        if (model := self._models.get(message.model)) is not None:
+            model.release_session(message.session)
+            give_back_memory()
+        self._send(Done(request_id=message.request_id))
 
     def _trim(self) -> None:
         before_bytes = read_memory().anon_bytes
@@ -364,7 +399,7 @@ class EngineLoop:
         model = self._models.get(name)
         started_s = self._clock()
         if model is None:
-            model = self._models[name] = LoadedModel(message, fd)
+            model = self._models[name] = LoadedModel(message, fd, self._place)
             give_back_memory()  # loading leaves some megabytes of parsed graph behind
         elif not model.made_by(message, fd):  # a spare engine has loaded what the service then asks it to load
             raise RequestError(f"model {name} is already loaded", code="model_already_loaded", param="model")
@@ -390,6 +425,7 @@ class EngineLoop:
         for request_id in open_ids:
             self._waiting.pop(request_id, None)
             self._send(self._failed(request_id, error))
+        self._answer(self._preparations.abandon(lambda asked: asked.request.model == message.model, error))
         model.close()
         del model
         give_back_memory()
@@ -435,6 +471,8 @@ class EngineLoop:
             steps=self._progress.steps,
             models=tuple(self._models),
             run_pool=self._progress.run_pool,
+            sessions=sum(len(model.sessions) for model in self._models.values()),
+            session_bytes=sum(model.sessions.added_bytes for model in self._models.values()),
         )
 
     def _failed(self, request_id: int, error: Exception) -> Failed:

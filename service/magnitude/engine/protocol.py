@@ -403,6 +403,8 @@ class PoolUse(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Stats(Message, frozen=True, kw_only=True, tag="stats"):
+    """The engine now. `sessions`: further ones of all models, which took `session_bytes` when they were made."""
+
     request_id: int
     rss_bytes: int
     anon_bytes: int
@@ -410,6 +412,8 @@ class Stats(Message, frozen=True, kw_only=True, tag="stats"):
     steps: int
     models: tuple[str, ...]
     run_pool: PoolUse = PoolUse()
+    sessions: int = 0
+    session_bytes: int = 0
 
 
 class Drained(Message, frozen=True, kw_only=True, tag="drained"):

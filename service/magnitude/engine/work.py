@@ -109,7 +109,7 @@ class Work:
 
     def _ran(self, model: str, ran: Ran) -> None:
         now_s = self._clock()
-        self.report.add(model, ran.kind, ran.rows, ran.tokens, run_s=ran.run_s, now_s=now_s)
+        self.report.add(model, ran.kind, ran.rows, ran.tokens, run_s=ran.run_s, now_s=now_s, session=ran.session)
         self.pacer.ran(phase_of(ran.kind), ran.run_s, now_s)
 
     def _limit_s(self, phase: Phase) -> float | None:
@@ -120,7 +120,7 @@ class Work:
         if not waiting:
             return longest_s
         limit_s = min(self._models[name].max_inter_token_s for name, _ in waiting)
-        steps_s = sum(batch.costs.decode_s(batch.decoding) for _, batch in waiting)
+        steps_s = sum(batch.step_s for _, batch in waiting)
         left_s = max(0.0, limit_s - (steps_s + self._verified_s) / self.pacer.share("decode"))
         left_s *= self.pacer.share(phase)
         return left_s if longest_s is None else min(left_s, longest_s)
@@ -138,7 +138,8 @@ class Work:
         except Exception as error:
             job.finished = True
             result = error
-        self._ran(job.model, Ran(job.kind, 1, 1, self._clock() - started_s))
+        shape = job.last_run
+        self._ran(job.model, Ran(job.kind, shape.rows, shape.tokens, self._clock() - started_s, shape.session))
         if not job.finished:
             self._jobs.append(job)
         return [(job.request_id, result)]
