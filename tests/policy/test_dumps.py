@@ -29,6 +29,7 @@ from magnitude.policy.dumps import (
 )
 from magnitude.policy.learned import SCHEMA, Binding, Choice, Entry, Evidence, Learned, Rejected, Verified
 from magnitude.policy.pinned import Pinned
+from magnitude.policy.trained import ModelTable, Proof, Trained
 
 HERE = Binding(
     board="pi5-bare", model="smollm2", model_hash="a" * 64, ort_version="1.32.0", cpu_features=("asimd", "asimddp")
@@ -427,6 +428,36 @@ def test_a_cut_between_the_two_steps_of_retiring_loses_nothing(tmp_path: Path) -
     assert again.load(OTHER_RUNTIME).prior is not None
     assert again.save(learned(2, OTHER_RUNTIME))
     assert same(dumps(tmp_path).load(HERE).learned, learned(1))
+
+
+# --- what was trained off the device ---
+
+
+def trained(binding: Binding = HERE) -> Trained:
+    entry = Entry(part="decode", key="rows=9 cores=4 clock=0.9", chosen=FOUR, origin="trained")
+    table = ModelTable(board=binding.board, model=binding.model, model_hash=binding.model_hash, entries=(entry,))
+    return Trained(tables=(table,), proof=Proof(tasks=1, files=1, boards=(binding.board,), tolerance=0.02))
+
+
+def test_an_installed_table_is_used_where_nothing_was_learned_and_only_where_it_fits(tmp_path: Path) -> None:
+    assert dumps(tmp_path).install(trained())
+    assert dumps(tmp_path).trained() == trained()
+    found = dumps(tmp_path).load(HERE)
+    assert found.learned is not None
+    assert [entry.origin for entry in found.learned.entries] == ["trained"]
+    assert trained().trained_id[:12] in found.why
+    assert dumps(tmp_path).load(OTHER_WEIGHTS) == Found()
+    dumps(tmp_path).save(learned())
+    assert same(dumps(tmp_path).load(HERE).learned, learned())
+    assert dumps(tmp_path).install(None)
+    assert dumps(tmp_path).trained() is None
+
+
+def test_a_torn_table_is_as_good_as_none(tmp_path: Path) -> None:
+    dumps(tmp_path).install(trained())
+    (tmp_path / "strategies" / "trained.json").write_bytes(b'{"schema":1,')
+    assert dumps(tmp_path).trained() is None
+    assert dumps(tmp_path).load(HERE) == Found()
 
 
 # --- what a person has fixed ---

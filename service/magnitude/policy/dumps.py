@@ -3,7 +3,8 @@
 `learned.json` is what counts, with the generation before it (`.bak`). Each run of the service that learned something,
 each import and each reset begins a new numbered generation, and the one before stays as `generation-7.json`: a few
 of them, and few bytes. What was learned with another runtime or another CPU is kept as `retired-7.json`, and comes
-back with it. `pin.json` is what a person has fixed. All of it is checked when read and written whole or not at all
+back with it. `pin.json` is what a person has fixed. `STATE/strategies/trained.json` was trained off the device, for
+many boards. All of it is checked when read and written whole or not at all
 (`persist`), so that a power cut costs at most the last save. Nothing here raises for the storage's sake.
 """
 
@@ -25,9 +26,11 @@ from typing import TypeVar
 import msgspec
 
 from magnitude.persist import MAX_STATE_BYTES, OtherSchema, StateFile, Unusable, sealed, unsealed, write_atomic
-from magnitude.policy.drift import changes, gives_prior, holds, weakened
+from magnitude.policy.drift import HASH_DIGITS, changes, gives_prior, holds, weakened
 from magnitude.policy.learned import SCHEMA, Binding, Learned
 from magnitude.policy.pinned import Pinned
+from magnitude.policy.trained import SCHEMA as TRAINED_SCHEMA
+from magnitude.policy.trained import Trained
 
 T = TypeVar("T")
 
@@ -36,6 +39,7 @@ log = logging.getLogger("magnitude.policy")
 FOLDER = "strategies"
 CURRENT = "learned.json"
 PIN = "pin.json"
+TRAINED = "trained.json"
 PIN_SCHEMA = 1
 # A week of nightly restarts, so that one of them can be looked at and brought back.
 GENERATIONS_KEPT = 7
@@ -111,6 +115,11 @@ class Dumps:
                 log.info("earlier strategies are used again", extra={"fields": {"model": binding.model, "why": why}})
                 self._seen[folder] = max(self._seen[folder], own.generation)
                 return Found(learned=_named(own.learned, binding), why=why)
+            trained = self.trained()
+            if trained is not None and (table := trained.learned_for(binding)) is not None:
+                now = ", ".join(changes(current.learned.binding, binding)) if current is not None else ""
+                why = f"the trained table {trained.trained_id[:HASH_DIGITS]} is used"
+                return Found(learned=table, why=f"{now}: {why}" if now else why)
             return self._from_others(folder, binding, current)
 
     def save(self, learned: Learned) -> bool:
@@ -147,6 +156,23 @@ class Dumps:
     def reset(self, binding: Binding) -> bool:
         """Begin anew; what there was stays as a numbered generation."""
         return self.replace(Learned(binding=binding))
+
+    def trained(self) -> Trained | None:
+        """The trained table and tree that are installed."""
+        return _read(self.folder / TRAINED, Trained, TRAINED_SCHEMA)
+
+    def install(self, trained: Trained | None) -> bool:
+        """Use that table where nothing was measured, and its tree; None: no more. False when the storage refuses."""
+        with self._alone():
+            try:
+                if trained is None:
+                    (self.folder / TRAINED).unlink(missing_ok=True)
+                else:
+                    self._make(self.folder)
+                    write_atomic(self.folder / TRAINED, sealed(trained, schema=TRAINED_SCHEMA))
+            except OSError as error:
+                return self._refused(self.folder, error)
+        return True
 
     def generation(self, folder: Path, number: int) -> Dump | None:
         """The numbered one, or what counts now where that is its number."""
@@ -300,6 +326,8 @@ class Dumps:
                 level.mkdir(parents=True, exist_ok=True)
                 if os.geteuid() == 0 and owner.st_uid != 0:
                     os.chown(level, owner.st_uid, owner.st_gid)
+        if folder.parent.parent != self.folder:
+            return
         others = [other for other in _folders(folder.parent) if other != folder and not (other / PIN).exists()]
         for old in sorted(others, key=_changed_s, reverse=True)[MOST_MODELS - 1 :]:
             shutil.rmtree(old, ignore_errors=True)

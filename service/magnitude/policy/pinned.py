@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Callable, Collection
 
 import msgspec
 
 from magnitude.engine.session_spec import SessionSpec, cpu_list
+from magnitude.policy.learned import Choice
+from magnitude.policy.situation import Part
 
 
 class Pinned(msgspec.Struct, frozen=True, kw_only=True):
@@ -69,3 +71,28 @@ def _possible(
         lost.append(f"{what} by {session.session_id}: CPU {cpu_list(gone)} may not be used")
         return None
     return session
+
+
+def choices_of(
+    pinned: Pinned, *, own: SessionSpec, chunk: int, on: Callable[[int], SessionSpec]
+) -> dict[Part, Choice]:
+    """The pinned parts as the loop takes them. `own` and `chunk` are the model's own session and piece; `on` gives
+    the session with so many threads, placed as the loop would place it, for a pin that names no CPUs."""
+    found: dict[Part, Choice] = {}
+    if pinned.decode is not None:
+        found["decode"] = Choice(session=_placed(pinned.decode, on))
+    if pinned.prefill is not None or pinned.chunk:
+        session = _placed(pinned.prefill, on) if pinned.prefill is not None else own
+        found["prefill"] = Choice(session=session, chunk=pinned.chunk or chunk)
+        if pinned.prefill is not None:
+            found["encode"] = Choice(session=session)
+    if pinned.variant is not None:
+        found["variant"] = Choice(variant=pinned.variant)
+    return found
+
+
+def _placed(session: SessionSpec, on: Callable[[int], SessionSpec]) -> SessionSpec:
+    if session.cpus:
+        return session
+    placed = on(session.threads)
+    return msgspec.structs.replace(placed, graph_file=session.graph_file) if session.graph_file else placed
