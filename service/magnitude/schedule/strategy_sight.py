@@ -32,7 +32,9 @@ _NO_ROOM = frozenset({"queue_full"})
 _HEAT: Mapping[HeatState, Heat] = {"cool": "cool", "warm": "warm", "hot": "hot", "blind": "warm"}
 
 
-def runs_seen(groups: Iterable[StepGroup], own: Mapping[str, tuple[SessionSpec, int]]) -> Iterator[tuple[str, RunsSeen]]:
+def runs_seen(
+    groups: Iterable[StepGroup], own: Mapping[str, tuple[SessionSpec, int]]
+) -> Iterator[tuple[str, RunsSeen]]:
     """By model what its runs took. `own` has each model's own session and the piece of a prompt in force; runs of
     others are left out."""
     for group in groups:
