@@ -2,11 +2,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from magnitude.feedback.circumstances import ChosenBy, Circumstances, CircumstanceView, PlanFacts
 from magnitude.feedback.records import FAILURES, OUTCOMES, RESTORED_TASKS, Feedback, TaskRecord, TaskRow, outcome_of
 from magnitude.feedback.running import BUCKET_GROWTH, RunningFigures
-from magnitude.feedback.situation import PlanFacts, Situation, Situations
 from magnitude.governor.memory_sight import MemorySight
-from tests.feedback.record_samples import PLAN, MovingClocks, row
+from magnitude.policy.terms import BoardSeen
+from tests.feedback.record_samples import HOT, PLAN, STRATEGY, MovingClocks, row
 
 
 def test_recent_samples_outweigh_old_ones() -> None:
@@ -123,24 +124,27 @@ def test_what_ended_well_keeps_its_outcome_whatever_the_code() -> None:
 def test_each_row_says_when_it_was_and_what_it_met() -> None:
     kept: list[TaskRow] = []
     clocks = MovingClocks()
-    met = Situation(queue_depth=4, plan=PLAN)
-    feedback = Feedback(situation=lambda model: met, keep=kept.append, clocks=clocks)
+    met = Circumstances(queue_depth=4, plan=PLAN)
+    feedback = Feedback(circumstances=lambda model, ran_s: met, keep=kept.append, clocks=clocks)
     clocks.passes(5.0)
     feedback.record(TaskRecord(kind="embed", model="m", outcome="ok"))
     assert kept[0].stamp == clocks.now()
-    assert kept[0].situation == met
+    assert kept[0].circumstances == met
 
 
-def test_the_situation_is_put_together_from_what_is_known_at_once() -> None:
-    situations = Situations(
+def test_circumstances_are_put_together_from_what_is_known_at_once() -> None:
+    view = CircumstanceView(
         plan=lambda model: PLAN if model == "m" else None,
         load=lambda: (2, 1),
         restarts=lambda: 3,
         engine_rss_bytes=lambda: 99,
         memory=lambda: MemorySight(room_bytes=5, limit_bytes=6),
         memory_step=lambda: "shrink_kv",
+        board=lambda: BoardSeen((0, 1, 2), 2, clock_share=0.8),
+        chosen=lambda model: ChosenBy(strategy=STRATEGY, situation=HOT, field_test="f", arm="on"),
+        throttled=lambda ran_s: ran_s > 5,
     )
-    assert situations.of("m") == Situation(
+    assert view.of("m", 6.0) == Circumstances(
         queue_depth=2,
         running=1,
         engine_restarts=3,
@@ -148,9 +152,16 @@ def test_the_situation_is_put_together_from_what_is_known_at_once() -> None:
         memory_headroom_bytes=5,
         memory_limit_bytes=6,
         memory_step="shrink_kv",
+        throttled=True,
+        clock_share=0.8,
+        cores=2,
+        field_test="f",
+        arm="on",
         plan=PLAN,
+        strategy=STRATEGY,
+        chosen=HOT,
     )
-    assert situations.of("other").plan is None
+    assert view.of("other").plan is None
 
 
 def test_a_plan_has_the_same_name_in_every_life_of_the_service() -> None:

@@ -9,9 +9,9 @@ from typing import Literal, get_args
 import msgspec
 
 from magnitude.board.boot import Clocks, Stamp
+from magnitude.feedback.circumstances import Circumstances
 from magnitude.feedback.run_series import RunSeries
 from magnitude.feedback.running import RunningFigures
-from magnitude.feedback.situation import Situation
 
 Outcome = Literal["ok", "cancelled", "timed_out", "killed", "out_of_memory", "refused", "failed"]
 OUTCOMES: tuple[Outcome, ...] = get_args(Outcome)
@@ -54,6 +54,8 @@ class TaskRecord(msgspec.Struct, frozen=True, kw_only=True):
     drafted_tokens: int = 0
     accepted_tokens: int = 0
     request: str = ""  # the id that the client and the log know it by
+    strategy: str = ""  # id of the strategy that it ran with; "": that in force when it ended
+    peak_rss_bytes: int | None = None  # the engine's highest while it ran, as far as its heartbeats tell
 
 
 class TaskRow(msgspec.Struct, frozen=True, kw_only=True):
@@ -61,7 +63,7 @@ class TaskRow(msgspec.Struct, frozen=True, kw_only=True):
 
     stamp: Stamp
     task: TaskRecord
-    situation: Situation = Situation()
+    circumstances: Circumstances = Circumstances()
 
 
 def outcome_of(task: TaskRecord) -> Outcome:
@@ -121,20 +123,23 @@ class _Series:
 class Feedback:
     """Collects task records: into running figures by (kind, model), and to where they are kept.
 
-    `situation` tells what a task of that model met, `keep` takes each finished row; it must not block.
+    `circumstances` tells what a task of that model met that ran for the last seconds, `peak_rss_bytes` the engine's
+    highest memory in them; `keep` takes each finished row, and must not block.
     """
 
     def __init__(
         self,
         *,
-        situation: Callable[[str], Situation] | None = None,
+        circumstances: Callable[[str, float], Circumstances] | None = None,
+        peak_rss_bytes: Callable[[float], int | None] = lambda ran_s: None,
         keep: Callable[[TaskRow], None] | None = None,
         clocks: Clocks | None = None,
     ) -> None:
         self.runs = RunSeries()
         self.generated_tokens = 0  # by all answers together, as they come
         self._series: dict[tuple[str, str], _Series] = {}
-        self._situation = situation
+        self._circumstances = circumstances
+        self._peak_rss_bytes = peak_rss_bytes
         self._keep = keep
         self._clocks = clocks or Clocks()
 
@@ -147,8 +152,10 @@ class Feedback:
         if task.outcome == "ok":
             series.add(task)
         if self._keep is not None:
-            situation = self._situation(task.model) if self._situation is not None else Situation()
-            self._keep(TaskRow(stamp=self._clocks.now(), task=task, situation=situation))
+            ran_s = task.prefill_s + task.decode_s
+            met = self._circumstances(task.model, ran_s) if self._circumstances is not None else Circumstances()
+            task = msgspec.structs.replace(task, peak_rss_bytes=self._peak_rss_bytes(ran_s))
+            self._keep(TaskRow(stamp=self._clocks.now(), task=task, circumstances=met))
 
     def restore(self, rows: Iterable[TaskRow], plan_of: Callable[[str], str]) -> int:
         """Start the picture with what went well before, as far as it was computed in the same way; the number of
@@ -159,7 +166,7 @@ class Feedback:
         taken: dict[tuple[str, str], list[TaskRecord]] = {}
         counts: Counter[tuple[str, str]] = Counter()
         for row in rows:
-            key, plan = (row.task.kind, row.task.model), row.situation.plan
+            key, plan = (row.task.kind, row.task.model), row.circumstances.plan
             if row.task.outcome != "ok" or plan is None or plan.plan_id != plan_of(row.task.model):
                 continue
             if counts[key] < RESTORED_TASKS and key not in self._series:
