@@ -4,39 +4,37 @@ from hypothesis import strategies as st
 
 from magnitude.feedback.circumstances import ChosenBy, Circumstances, CircumstanceView, PlanFacts
 from magnitude.feedback.records import FAILURES, OUTCOMES, RESTORED_TASKS, Feedback, TaskRecord, TaskRow, outcome_of
-from magnitude.feedback.running import BUCKET_GROWTH, RunningFigures
+from magnitude.feedback.running import RunningFigures
 from magnitude.governor.memory_sight import MemorySight
+from magnitude.policy.ageing import BUCKET_GROWTH
+from magnitude.policy.situation import Heat
 from magnitude.policy.terms import BoardSeen
 from tests.feedback.record_samples import HOT, PLAN, STRATEGY, MovingClocks, row
 
 
-def test_recent_samples_outweigh_old_ones() -> None:
+def test_a_board_that_has_changed_forgets_how_it_was_however_many_tasks_that_were() -> None:
     figures = RunningFigures()
-    for _ in range(1000):
-        figures.add(1.0)
-    for _ in range(60):
-        figures.add(3.0)
+    for number in range(1000):
+        figures.add(1.0, number * 0.1)
+    for number in range(60):
+        figures.add(3.0, 100 + 3000 + number * 10)  # ten half-lives later
     assert figures.mean > 2.8
     assert figures.quantile(0.5) == pytest.approx(3.0, rel=BUCKET_GROWTH - 1)
 
 
-@given(st.lists(st.floats(0.002, 3000), min_size=1, max_size=200))
-def test_a_quantile_lies_between_the_smallest_and_a_bucket_above_the_largest(values: list[float]) -> None:
-    figures = RunningFigures()
-    for value in values:
-        figures.add(value)
-    for share in (0.05, 0.5, 0.95, 1.0):
-        assert min(values) <= figures.quantile(share) * (1 + 1e-9)
-        assert figures.quantile(share) <= max(values) * BUCKET_GROWTH * (1 + 1e-9)
-
-
-def test_memory_stays_bounded_over_very_many_tasks() -> None:
-    figures = RunningFigures()
-    for i in range(200_000):
-        figures.add(0.001 + (i % 1000) * 0.01)
-    assert len(figures._weights) < 240
-    # The series rises to 9.99; the memory is about twenty samples long.
-    assert figures.quantile(0.5) == pytest.approx(9.9, rel=0.1)
+def test_hot_and_cold_are_kept_apart_where_heat_is_known() -> None:
+    heats: list[Heat | None] = ["cool", "hot", None, None]
+    feedback = Feedback(heat=lambda: heats.pop(0))
+    for run_s in (1.0, 3.0, 9.0):
+        feedback.record(TaskRecord(kind="embed", model="m", outcome="ok", prefill_s=run_s))
+    feedback.record(TaskRecord(kind="embed", model="m", outcome="failed"))
+    found = feedback.figures_by_heat()
+    assert {name: (one.count, one.failed) for name, one in found.items()} == {
+        "embed m cool": (1, 0),
+        "embed m hot": (1, 0),
+    }
+    assert found["embed m hot"].run_p50_s == pytest.approx(3.0, rel=0.1)
+    assert feedback.figures()["embed m"].count == 4
 
 
 def test_failures_are_counted_and_do_not_bend_the_latency_picture() -> None:

@@ -112,6 +112,7 @@ class Recorder:
         self.feedback = Feedback(
             circumstances=self._circumstances.of,
             peak_rss_bytes=self._peak_rss_bytes_within,
+            heat=lambda: seen.heat if (seen := board()) is not None else None,
             keep=keep,
             clocks=clocks,
         )
