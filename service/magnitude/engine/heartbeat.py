@@ -27,6 +27,8 @@ def start_heartbeat(link: Link, progress: Progress, stop: threading.Event, perio
                         rss_bytes=read_memory().rss_bytes,
                         run_pool=progress.run_pool,
                         paused=progress.paused,
+                        sessions=progress.sessions,
+                        session_bytes=progress.session_bytes,
                     )
                 )
             except ServiceGone:
