@@ -14,6 +14,7 @@ from typing import Literal
 
 import msgspec
 
+from magnitude.board.counters import CounterReading
 from magnitude.engine.kv_layout import KvLayout
 from magnitude.engine.message import Message
 from magnitude.engine.session_messages import (
@@ -422,7 +423,8 @@ class Drained(Message, frozen=True, kw_only=True, tag="drained"):
 class Heartbeat(Message, frozen=True, kw_only=True, tag="heartbeat"):
     """Sent twice a second by a thread of its own. `steps` counts finished graph runs: *that* is progress; the
     message itself only says that the process breathes. `busy_s` is the age of the run under way (0: idle). `paused`:
-    no run is under way because the pace does not allow one yet. `sessions`: further ones of all models, which took
+    no run is under way because the pace does not allow one yet. `counted` is what the processor counted for the
+    engine since it started; None: nothing is counted. `sessions`: further ones of all models, which took
     `session_bytes` when they were made."""
 
     steps: int
@@ -433,6 +435,7 @@ class Heartbeat(Message, frozen=True, kw_only=True, tag="heartbeat"):
     paused: bool = False
     sessions: int = 0
     session_bytes: int = 0
+    counted: CounterReading | None = None
 
 
 ToEngine = (
