@@ -13,11 +13,13 @@ import msgspec
 import numpy as np
 
 from magnitude.engine.batch import RunningBatch
+from magnitude.engine.comparing import CompareJob, compare_decoders, compare_encoders
 from magnitude.engine.decoder import Decoder
 from magnitude.engine.draft_model import LoadedDraftModel
 from magnitude.engine.encoder import EncodeJob, Encoder
 from magnitude.engine.generation import Generation, check_generate, take_slot
 from magnitude.engine.kv import KvMemory
+from magnitude.engine.probing import ProbeJob, check_rounds, decoder_runs, encoder_runs
 from magnitude.engine.process import forget_mapped_pages, trim_heap
 from magnitude.engine.protocol import (
     Embed,
@@ -33,6 +35,7 @@ from magnitude.engine.protocol import (
 from magnitude.engine.ranking import RankJob
 from magnitude.engine.run_pool import RunPool
 from magnitude.engine.sampling import Sampler, check_settings
+from magnitude.engine.session_messages import CompareSession, Probe
 from magnitude.engine.session_set import SessionSet
 from magnitude.engine.session_spec import SessionSpec
 from magnitude.engine.sessions import describe, open_session
@@ -41,7 +44,7 @@ from magnitude.engine.slot_header import SlotState
 from magnitude.engine.speculation import Speculation
 from magnitude.engine.tensors import TensorJob
 from magnitude.engine.thread_place import ThreadPlace
-from magnitude.errors import MagnitudeError, ModelError, RequestError
+from magnitude.errors import EngineError, MagnitudeError, ModelError, RequestError
 from magnitude.models.adapters import kv_hash
 from magnitude.models.description import ModelDescription
 
@@ -50,7 +53,7 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
-RunJob = EncodeJob | RankJob | TensorJob
+RunJob = EncodeJob | RankJob | TensorJob | CompareJob
 
 # No new round of measuring begins after so long: it belongs to loading a model, which has a deadline. Eight
 # rounds of 1, 2 and 4 rows take half a second with the embedded model; its fallback graph, on a busy machine, took
@@ -339,6 +342,34 @@ class LoadedModel:
         if self._encoder is not None:
             self._encoder.drop_session(spec)
         self.sessions.remove(spec)
+
+    def open_comparison(self, request: CompareSession) -> CompareJob:
+        """Raises `EngineError` when there is no such session, `RequestError` for texts that cannot be computed."""
+        session = self._prepared(request.session)
+        if self._encoder is not None:
+            return compare_encoders(request, session, self._encoder)
+        decoder, kv = self._decoder_parts()
+        return compare_decoders(request, session, decoder, kv, self.description.model_hash)
+
+    def open_probe(self, request: Probe, clock: Callable[[], float]) -> ProbeJob:
+        """Raises `EngineError` when a session is not there, `RequestError` for runs that cannot be done."""
+        check_rounds(request)
+        known = tuple(msgspec.structs.replace(run, session=self._prepared(run.session)) for run in request.runs)
+        request = msgspec.structs.replace(request, runs=known)
+        if self._encoder is not None:
+            return ProbeJob(request, encoder_runs(request, self._encoder), clock)
+        decoder, kv = self._decoder_parts()
+        return ProbeJob(request, decoder_runs(request, decoder, kv, self.description.model_hash), clock)
+
+    def _prepared(self, spec: SessionSpec | None) -> SessionSpec | None:
+        if spec not in self.sessions:
+            assert spec is not None
+            raise EngineError(
+                f"model {self.name} has no session with {spec.session_id}",
+                code="session_not_prepared",
+                hint="Prepare it first",
+            )
+        return self.sessions.known_as(spec)
 
     def trim(self) -> None:
         """Drop what can be made again: bound shapes of an encoder with their memory, the tables of grammars (those

@@ -14,6 +14,7 @@ from collections.abc import Callable, Iterator
 from functools import partial
 
 from magnitude.engine.batch import Outcome, Ran, RunningBatch
+from magnitude.engine.comparing import CompareJob
 from magnitude.engine.generation import Generation
 from magnitude.engine.loaded import LoadedModel, RunJob
 from magnitude.engine.message import Message
@@ -50,7 +51,14 @@ class Work:
         return any(job.request_id == request_id for job in self._all())
 
     def slot_taken(self, model: str, slot: int) -> bool:
-        return any((member.model, member.slot) == (model, slot) for member in self._generations())
+        taken = [(member.model, member.slot) for member in self._generations()]
+        taken += [(job.model, job.slot) for job in self.comparisons]
+        return (model, slot) in taken
+
+    @property
+    def comparisons(self) -> list[CompareJob]:
+        """All that compare sessions."""
+        return [job for job in self._jobs if isinstance(job, CompareJob)]
 
     def remove(self, request_id: int) -> Generation | RunJob | None:
         """Take a job out, at once; None when there is none of that id."""
@@ -138,8 +146,11 @@ class Work:
         except Exception as error:
             job.finished = True
             result = error
-        shape = job.last_run
-        self._ran(job.model, Ran(job.kind, shape.rows, shape.tokens, self._clock() - started_s, shape.session))
+        run_s, shape = self._clock() - started_s, job.last_run
+        if shape is not None:
+            self._ran(job.model, Ran(job.kind, shape.rows, shape.tokens, run_s, shape.session))
+        else:
+            self.pacer.ran(phase_of(job.kind), run_s, self._clock())
         if not job.finished:
             self._jobs.append(job)
         return [(job.request_id, result)]
