@@ -27,6 +27,7 @@ ORDER = (
     "ps",
     "reload",
     "recycle",
+    "strategy",
     "kv",
     "list",
     "show",
