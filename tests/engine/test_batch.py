@@ -12,13 +12,14 @@ from engine_driver import KvFile
 from tiny_decoder import VOCAB, write_decoder
 
 from magnitude.engine.batch import RunningBatch
-from magnitude.engine.decoder import Decoder, Wanted
+from magnitude.engine.decoder import Decoder
 from magnitude.engine.generation import Generation, take_slot
 from magnitude.engine.kv import KvMemory
 from magnitude.engine.message import Message
 from magnitude.engine.protocol import Finished, Generate, SamplerSettings, SlotContents, Tokens
 from magnitude.engine.run_costs import SMALLEST_PIECE
 from magnitude.engine.sampling import F32, Sampler
+from magnitude.engine.session_spec import SessionSpec
 from magnitude.engine.sessions import open_session
 from magnitude.engine.slot_header import HASH_OF_NOTHING, extend_hash
 from magnitude.errors import EngineError
@@ -166,13 +167,12 @@ class _OneRowFails(Decoder):
 
     poison = -1
 
-    def step(self, ids: Sequence[int], pasts: Sequence[int], first_row: int = 0) -> F32:
+    def step(
+        self, ids: Sequence[int], pasts: Sequence[int], first_row: int = 0, by: SessionSpec | None = None
+    ) -> F32:
         if self.poison in ids:
             raise EngineError("this token cannot be computed", code="model_run_failed")
-        return super().step(ids, pasts, first_row)
-
-    def extend(self, row: int, ids: Sequence[int], past: int, wanted: Wanted = "last") -> F32:
-        return super().extend(row, ids, past, wanted)
+        return super().step(ids, pasts, first_row, by)
 
 
 def test_a_member_whose_run_fails_does_not_take_the_others_along(tiny: ModelDescription, new_kv: NewKv):
