@@ -4,9 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
+import msgspec
+
 from magnitude.engine.session_spec import SessionSpec
-from magnitude.policy.learned import Binding, Learned
-from magnitude.policy.situation import Situation
+from magnitude.policy.learned import Binding, Choice, Learned
+from magnitude.policy.optimizer import StrategyView
+from magnitude.policy.rules import Rules
+from magnitude.policy.situation import Part, Situation
 from magnitude.policy.strategy import Strategy
 from magnitude.policy.terms import Effect, Event
 
@@ -28,6 +32,8 @@ class ScriptedChooser:
         self.wake_s: float | None = None
         self.changed = 0
         self.asked: list[Situation] = []
+        self.reloaded: list[tuple[Rules, Learned]] = []
+        self.pinned: dict[Part, Choice] = {}
         self._answer = answer
         self._learned = learned or Learned(binding=BINDING)
 
@@ -43,5 +49,21 @@ class ScriptedChooser:
         self.asked.append(at)
         return self.strategy
 
-    def learned(self) -> Learned:
-        return self._learned
+    def learned(self, binding: Binding, now_s: float, wall_s: float = 0.0) -> Learned:
+        return msgspec.structs.replace(self._learned, binding=binding, saved_at_s=wall_s)
+
+    def view(self, now_s: float) -> StrategyView:
+        return StrategyView(
+            model="m",
+            strategy=self.strategy,
+            strategy_id=self.strategy.strategy_id,
+            in_words=self.strategy.in_words,
+            for_s=now_s,
+        )
+
+    def reload(self, rules: Rules, learned: Learned) -> None:
+        self.reloaded.append((rules, learned))
+        self._learned = learned
+
+    def pin(self, choices: dict[Part, Choice]) -> None:
+        self.pinned = choices

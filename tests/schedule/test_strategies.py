@@ -17,7 +17,10 @@ from magnitude.engine.message import Message
 from magnitude.engine.protocol import SamplerSettings, StepGroup, ToService
 from magnitude.engine.session_messages import SessionPrepared
 from magnitude.feedback.records import TaskRecord
+from magnitude.policy.dumps import Dumps
 from magnitude.policy.learned import Binding, Choice, Learned
+from magnitude.policy.pinned import Pinned
+from magnitude.policy.rules import ModelFacts, Rules
 from magnitude.policy.strategy import Strategy
 from magnitude.policy.terms import (
     BoardSeen,
@@ -51,12 +54,16 @@ PROBE = Probe(part="decode", key="rows=1", choices=(Choice(session=OWN),), rows=
 class NoDumps:
     off = ""
     saved: tuple[Learned, ...] = ()
+    pin: Pinned | None = None
 
     def load(self, binding: Binding) -> NoDumps:
         return self
 
     learned = prior = None
     why = "nothing is kept here"
+
+    def pinned(self, binding: Binding) -> Pinned | None:
+        return self.pin
 
     def save(self, learned: Learned) -> bool:
         self.saved = (*self.saved, learned)
@@ -87,9 +94,10 @@ class House:
         self.strategies = Strategies(
             plans,
             choose=self.choose,
-            binding=lambda plan: BINDING,
+            binding=lambda plan: msgspec.structs.replace(BINDING, model=plan.description.name),
             desk=desk,
-            dumps=DumpKeeper(self.store, every_s=300, clock=lambda: self.now_s),
+            keeper=DumpKeeper(cast(Dumps, self.store), every_s=300, clock=lambda: self.now_s),
+            rules=Rules(),
             loaded=self.loaded.__contains__,
             tasks=lambda: self.tasks,
             board=lambda: self.board,
@@ -97,10 +105,9 @@ class House:
             clock=lambda: self.now_s,
         )
 
-    def choose(self, plan: ModelPlan, learned: Learned) -> ScriptedChooser:
-        name = plan.description.name
-        self.choosers[name] = ScriptedChooser(lambda event: self.script(name, event), learned)
-        return self.choosers[name]
+    def choose(self, facts: ModelFacts, learned: Learned) -> ScriptedChooser:
+        self.choosers[facts.name] = ScriptedChooser(lambda event: self.script(facts.name, event), learned)
+        return self.choosers[facts.name]
 
     async def ask(self, link: EngineLink, message: Message, request_id: int) -> ToService:
         return SessionPrepared(request_id=request_id, model="m", load_s=0.1, added_bytes=125)
@@ -199,10 +206,12 @@ def test_runs_and_tasks_reach_the_loop_of_their_model() -> None:
         house.strategies.runs(groups)
         task = TaskRecord(kind="embed", model="e", outcome="ok", prompt_tokens=9, prefill_s=0.1)
         house.strategies.task_ended(task)
+        house.strategies.task_ended(msgspec.structs.replace(task, strategy="abc"))
         house.strategies.task_ended(TaskRecord(kind="embed", model="unknown", outcome="ok"))
         assert house.events("e")[2:] == [
             RunsSeen("encode", OWN, 1, 9, 2, 0.2),
             TaskSeen(OWN_ONLY.strategy_id, 0.1, 9, failed=False),
+            TaskSeen("abc", 0.1, 9, failed=False),
         ]
         assert house.events("m") == [BOARD, UP]
 
@@ -325,6 +334,91 @@ def test_plain_tensors_have_no_loop() -> None:
         house.engine_up()
         await asyncio.sleep(0.01)
         assert house.choosers == {}
+
+    play(house, scenario)
+
+
+def test_what_is_open_is_told_again_to_a_loop_that_has_a_new_engine() -> None:
+    house = House(decoder_plan())
+
+    async def scenario() -> None:
+        await house.begun()
+        house.tasks = [generation()]
+        house.strategies.load_changed()
+        house.strategies.engine_down(LOSS)
+        house.engine_up()
+        assert house.events()[-3:] == [DOWN, UP, LoadSeen(0, 0, 1)]
+
+    play(house, scenario)
+
+
+def test_what_a_person_has_fixed_is_pinned_from_the_start_and_when_it_is_changed() -> None:
+    house = House(decoder_plan())
+
+    async def scenario() -> None:
+        house.store.pin = Pinned(board="bench", model="m", decode=TWO, variant="gone")
+        await house.begun()
+        assert house.choosers["m"].pinned == {"decode": Choice(session=TWO)}
+        assert [one.kind for one in house.strategies.state()["m"].decisions] == ["pinned"]
+        house.store.pin = None
+        await house.strategies.reread("m")
+        assert house.choosers["m"].pinned == {}
+        assert len(house.choosers["m"].reloaded) == 1
+        await house.strategies.reread("unknown")
+
+    play(house, scenario)
+
+
+def test_other_bounds_begin_the_loops_anew_with_what_they_know() -> None:
+    house = House(decoder_plan())
+    wider = Rules(least_gain=0.2)
+
+    async def scenario() -> None:
+        await house.begun()
+        house.strategies.tune(Rules(), save_every_s=60, session_memory_bytes=5)
+        assert house.choosers["m"].reloaded == []
+        assert (house.strategies.keeper.every_s, house.strategies.session_memory_bytes) == (60, 5)
+        house.strategies.tune(wider, save_every_s=60, session_memory_bytes=None)
+        [(rules, learned)] = house.choosers["m"].reloaded
+        assert rules == wider
+        assert learned.binding == BINDING
+
+    play(house, scenario)
+
+
+def test_held_loops_run_as_loaded_until_they_go_on() -> None:
+    house = House(decoder_plan(), script=lambda model, event: [Use(TWO_FOR_PROMPTS)] if event == UP else [])
+
+    async def scenario() -> None:
+        await house.begun()
+        house.strategies.hold(30.0)
+        assert house.strategies.held_s() == 30.0
+        planned = house.strategies.strategy_of("m")
+        assert planned is not None
+        assert planned.prefill == OWN
+        assert house.events()[-1] == MayExperiment(False)
+        house.strategies.hold(0.0)
+        assert house.strategies.held_s() == 0.0
+        assert house.strategies.strategy_of("m") == TWO_FOR_PROMPTS
+        assert house.events()[-1] == MayExperiment(True)
+
+    play(house, scenario)
+
+
+def test_what_runs_is_told_by_model() -> None:
+    house = House(decoder_plan())
+
+    async def scenario() -> None:
+        assert house.strategies.running("m") is None
+        assert house.strategies.situation("m") is None
+        await house.begun()
+        running = house.strategies.running("m")
+        assert running is not None
+        assert running.strategy_id == OWN_ONLY.strategy_id
+        assert list(house.strategies.learned()) == ["m"]
+        at = house.strategies.situation("m")
+        assert at is not None
+        assert (at.cores, at.rows) == (2, 1)
 
     play(house, scenario)
 

@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable
+from typing import cast
 
 import msgspec
 from scripted_chooser import BINDING, TWO, ScriptedChooser
 
+from magnitude.policy.dumps import Dumps
 from magnitude.policy.learned import Binding, Choice, Entry, Learned, Verified
+from magnitude.policy.pinned import Pinned
 from magnitude.schedule.strategy_dumps import DumpKeeper
 
 ENTRY = Entry(part="decode", key="rows=1", chosen=Choice(session=TWO))
@@ -37,6 +40,11 @@ class Store:
             raise OSError("the card is gone")
         return self.found
 
+    def pinned(self, binding: Binding) -> Pinned | None:
+        if self.broken:
+            raise OSError("the card is gone")
+        return None
+
     def save(self, learned: Learned) -> bool:
         if self.broken:
             raise OSError("the card is gone")
@@ -50,7 +58,7 @@ def play(scenario: Callable[[], Awaitable[None]]) -> None:
 
 def learned_from(store: Store, binding: Binding = BINDING) -> Learned:
     async def ask() -> Learned:
-        return (await DumpKeeper(store, every_s=300).learned(binding))[0]
+        return (await DumpKeeper(cast(Dumps, store), every_s=300).learned(binding))[0]
 
     return asyncio.run(ask())
 
@@ -59,12 +67,9 @@ def test_what_is_known_of_the_very_binding_is_taken_as_it_is() -> None:
     assert learned_from(Store(Found(learned=LEARNED))) == LEARNED
 
 
-def test_what_another_binding_learned_is_taken_without_its_verdicts() -> None:
-    other = msgspec.structs.replace(BINDING, ort_version="2")
-    learned = learned_from(Store(Found(prior=LEARNED)), other)
-    assert learned.binding == other
-    assert learned.entries == LEARNED.entries
-    assert learned.verified == ()
+def test_a_hint_of_another_binding_is_taken_where_there_is_nothing_else() -> None:
+    assert learned_from(Store(Found(prior=LEARNED))) == LEARNED
+    assert learned_from(Store(Found(learned=LEARNED, prior=Learned(binding=BINDING)))) == LEARNED
 
 
 def test_without_a_dump_the_binding_is_known_and_nothing_else() -> None:
@@ -78,8 +83,8 @@ def test_a_dump_that_cannot_be_read_costs_what_was_learned_only() -> None:
 def test_what_has_changed_is_saved_no_more_often_than_allowed_and_with_its_date() -> None:
     async def scenario() -> None:
         now, store, chooser = [0.0], Store(), ScriptedChooser(learned=LEARNED)
-        keeper = DumpKeeper(store, every_s=300, clock=lambda: now[0], wall=lambda: 1234.5)
-        keeper.keep("m", chooser)
+        keeper = DumpKeeper(cast(Dumps, store), every_s=300, clock=lambda: now[0], wall=lambda: 1234.5)
+        keeper.keep(BINDING, chooser)
         now[0] = 1000.0
         keeper.look()
         await keeper.close()
@@ -102,11 +107,12 @@ def test_what_has_changed_is_saved_no_more_often_than_allowed_and_with_its_date(
 def test_storage_that_fails_stops_nothing() -> None:
     async def scenario() -> None:
         chooser = ScriptedChooser()
-        keeper = DumpKeeper(Store(broken=True), every_s=0)
-        keeper.keep("m", chooser)
+        keeper = DumpKeeper(cast(Dumps, Store(broken=True)), every_s=0)
+        keeper.keep(BINDING, chooser)
         chooser.changed = 1
         keeper.look()
         await keeper.close()
+        assert await keeper.pinned(BINDING) is None
 
     play(scenario)
 
@@ -114,4 +120,4 @@ def test_storage_that_fails_stops_nothing() -> None:
 def test_why_nothing_is_kept_is_the_stores_word() -> None:
     store = Store()
     store.off = "read-only"
-    assert DumpKeeper(store, every_s=1).off == "read-only"
+    assert DumpKeeper(cast(Dumps, store), every_s=1).off == "read-only"

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 
-import pytest
 from scripted_chooser import OWN_ONLY, TWO, TWO_FOR_PROMPTS, ScriptedChooser
 
 from magnitude.engine.session_spec import SessionSpec
@@ -22,6 +21,7 @@ from magnitude.policy.terms import (
     PrepareSession,
     Probe,
     ProbeDone,
+    RunsSeen,
     SessionFailed,
     SessionReady,
     Tick,
@@ -150,7 +150,7 @@ def test_decisions_are_kept_shown_and_counted() -> None:
     assert noted == [("m", started), ("m", switch)]
     assert [(one.kind, one.ago_s) for one in loop.last()] == [("switch", 1.0), ("start", 4.0)]
     counts = loop.counts()
-    assert counts.decisions == {("start", ""): 1, ("switch", "decode"): 1}
+    assert counts.decisions == {"start": {"": 1}, "switch": {"decode": 1}}
     assert (counts.delays, counts.delay_s) == ({"decode": 1}, {"decode": 1.5})
 
 
@@ -172,7 +172,7 @@ def test_an_optimiser_that_fails_is_given_up_and_its_last_strategy_stays() -> No
     assert loop.counts().faults == 1
 
 
-def test_a_question_that_fails_is_answered_with_what_is_in_force(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_question_that_fails_is_answered_with_what_is_in_force() -> None:
     class Broken(ScriptedChooser):
         def strategy_for(self, at: Situation) -> Strategy:
             raise KeyError(at)
@@ -180,6 +180,31 @@ def test_a_question_that_fails_is_answered_with_what_is_in_force(monkeypatch: py
     loop, _ = loop_of(Broken())
     assert loop.strategy_for(Situation()) == OWN_ONLY
     assert loop.fault
+
+
+def test_while_it_is_held_everything_runs_as_loaded_and_nothing_is_learned() -> None:
+    runs = RunsSeen("decode", TWO, 1, 1, 5, 0.1)
+    script: dict[Event, list[Effect]] = {
+        UP: [Use(TWO_FOR_PROMPTS, TRIAL)],
+        LoadSeen(1): [Use(OWN_ONLY), PROBE],
+        LoadSeen(2): [Use(TWO_FOR_PROMPTS)],
+    }
+    chooser = ScriptedChooser(lambda event: script.get(event, []))
+    told: list[Strategy] = []
+    loop, hands = loop_of(chooser, in_force=told.append)
+    loop.tell(UP)
+    loop.hold(OWN_ONLY)
+    loop.tell(runs)
+    loop.tell(LoadSeen(1))
+    loop.tell(LoadSeen(2))
+    assert loop.strategy == loop.strategy_for(Situation()) == OWN_ONLY
+    assert runs not in chooser.events
+    assert hands.done == [("use", (TWO_FOR_PROMPTS, TRIAL)), ("use", (OWN_ONLY, None))]
+    loop.hold(None)
+    assert hands.done[2:] == [("use", (TWO_FOR_PROMPTS, None)), ("probe", PROBE)]
+    assert told == [TWO_FOR_PROMPTS, OWN_ONLY, TWO_FOR_PROMPTS]
+    loop.tell(runs)
+    assert runs in chooser.events
 
 
 def test_it_wakes_when_it_asked_to_and_not_before() -> None:

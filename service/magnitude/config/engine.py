@@ -58,8 +58,9 @@ class EngineSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
         Meta(
             ge=20,
             le=100_000,
-            description="Samples of both sides that the strategy loop compares before it switches. 10 made strategies "
-            "oscillate, 50 worked, 100 is recommended where the load changes seldom: it learns half as fast.",
+            description="Samples of both sides that the strategy loop compares before it switches. 10 made "
+            "strategies oscillate, 50 worked, 100 is recommended where the load changes seldom: it learns half as "
+            "fast.",
         ),
     ] = 50
     context_length: Annotated[

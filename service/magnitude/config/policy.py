@@ -7,6 +7,8 @@ from typing import Annotated, Literal
 import msgspec
 from msgspec import Meta
 
+from magnitude.config.field_test import FieldTestSettings
+
 
 class PolicySettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     explore: Annotated[
@@ -79,16 +81,16 @@ class PolicySettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     latency_limit_ms: Annotated[
         Annotated[float, Meta(gt=0)] | None,
         Meta(
-            description="95th percentile of a task's time that no choice may exceed where another one keeps it. Unset: "
-            "no limit, the faster one wins.",
+            description="95th percentile of a task's time that no choice may exceed where another one keeps it. "
+            "Unset: no limit, the faster one wins.",
         ),
     ] = None
     session_memory_bytes: Annotated[
         Annotated[int, Meta(ge=0)] | None,
         Meta(
             description="Memory for further sessions of all models together; one takes about as much as the model's "
-            "packed weights. Unset: what is left beside the models, given back as soon as memory gets short. 0: none, "
-            "so that nothing changes but settings of a request.",
+            "packed weights. Unset: what is left beside the models, given back as soon as memory gets short. 0: "
+            "none, so that nothing changes but settings of a request.",
         ),
     ] = None
     save_every_s: Annotated[
@@ -100,3 +102,6 @@ class PolicySettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
             "wears out.",
         ),
     ] = 300.0
+    field_test: Annotated[FieldTestSettings, Meta(description="A test of the strategy loop over many devices.")] = (
+        FieldTestSettings()
+    )

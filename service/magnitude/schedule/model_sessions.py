@@ -13,7 +13,7 @@ from typing import Literal
 
 import msgspec
 
-from magnitude.engine.protocol import Failed
+from magnitude.engine.protocol import Failed, ToService
 from magnitude.engine.session_messages import (
     Compared,
     CompareSession,
@@ -47,6 +47,9 @@ CHECK_PATIENCE_S = 10.0
 # Engines that may die while they work on a session, or of themselves while it runs, before it is given up: one can be
 # an accident.
 DEATHS_TOLERATED = 2
+# A probe that came to nothing though no request of this model was open is answered after so long: whoever asked for
+# it would ask again at once.
+PROBE_PAUSE_S = 5.0
 # Positions behind which runs are timed: a short conversation's.
 PROBED_PAST_TOKENS = 128
 
@@ -271,33 +274,37 @@ class ModelSessions:
         if not await self._desk.quiet(given_up=self._busy):
             self._tell(ProbeDone(probe, (), complete=False))
             return
+        seconds: tuple[tuple[float, ...], ...] = ()
+        complete, reason = False, "something else came first"
         async with self._desk.one:
-            if not self._desk.idle():
-                self._tell(ProbeDone(probe, (), complete=False))
-                return
-            request_id = self._desk.next_id()
-            runs = tuple(self._probed(probe, choice.session, choice.chunk) for choice in probe.choices)
-            longest = max(run.tokens for run in runs)
-            message = Probe(
-                request_id=request_id,
-                model=self._model,
-                slot=self._plan.scratch_slot,
-                runs=runs,
-                rounds=probe.rounds,
-                past_tokens=max(0, min(PROBED_PAST_TOKENS, self._longest_tokens - longest)),
-            )
-            self._at_work = tuple(run.session for run in runs if run.session is not None)
-            answer = await self._desk.ask(message, request_id)
-            self._at_work = ()
-            self._give_back_slot()
+            answer = await self._timed(probe) if self._desk.idle() else None
         if isinstance(answer, Probed):
-            self._tell(ProbeDone(probe, answer.seconds, answer.complete))
-        else:
-            log.warning(
-                "sessions could not be timed",
-                extra={"fields": {"model": self._model, "reason": _reason_of(answer)[0]}},
-            )
-            self._tell(ProbeDone(probe, (), complete=False))
+            seconds, complete = answer.seconds, answer.complete
+        elif answer is not None:
+            reason = _reason_of(answer)[0]
+            log.warning("sessions could not be timed", extra={"fields": {"model": self._model, "reason": reason}})
+        if not any(seconds) and not self._busy():
+            await asyncio.sleep(PROBE_PAUSE_S)
+        self._tell(ProbeDone(probe, seconds, complete))
+
+    async def _timed(self, probe: terms.Probe) -> ToService:
+        """What the engine answers."""
+        request_id = self._desk.next_id()
+        runs = tuple(self._probed(probe, choice.session, choice.chunk) for choice in probe.choices)
+        longest = max(run.tokens for run in runs)
+        message = Probe(
+            request_id=request_id,
+            model=self._model,
+            slot=self._plan.scratch_slot,
+            runs=runs,
+            rounds=probe.rounds,
+            past_tokens=max(0, min(PROBED_PAST_TOKENS, self._longest_tokens - longest)),
+        )
+        self._at_work = tuple(run.session for run in runs if run.session is not None)
+        answer = await self._desk.ask(message, request_id)
+        self._at_work = ()
+        self._give_back_slot()
+        return answer
 
     # --- inside ---
 

@@ -2,26 +2,32 @@
 
 from __future__ import annotations
 
+import asyncio
 import logging
 import time
 from collections.abc import Callable, Iterable, Sequence
 
 from magnitude.engine.client import EngineLink
 from magnitude.engine.protocol import StepGroup
-from magnitude.engine.session_spec import SessionSpec
 from magnitude.feedback.records import TaskRecord
-from magnitude.policy.learned import Binding, Learned
-from magnitude.policy.situation import Situation
+from magnitude.policy.candidates import session_on
+from magnitude.policy.dump_exchange import Running
+from magnitude.policy.dumps import Dumps
+from magnitude.policy.learned import Binding, Choice, Learned
+from magnitude.policy.pinned import Pinned, choices_of, possible
+from magnitude.policy.rules import ModelFacts, Rules
+from magnitude.policy.situation import Part, Situation
 from magnitude.policy.strategy import Strategy
-from magnitude.policy.terms import BoardSeen, Decided, EngineChanged, LoadSeen, MayExperiment
+from magnitude.policy.terms import BoardSeen, Decided, EngineChanged, LoadSeen, MayExperiment, Tick
 from magnitude.schedule.background import Background
 from magnitude.schedule.model_sessions import ModelSessions
 from magnitude.schedule.open_tasks import OpenTask
 from magnitude.schedule.plan import ModelPlan
+from magnitude.schedule.planned_strategy import model_facts, planned_strategy
 from magnitude.schedule.session_desk import SessionDesk
 from magnitude.schedule.strategy_dumps import DumpKeeper
 from magnitude.schedule.strategy_loop import Chooser, StrategyLoop
-from magnitude.schedule.strategy_report import ExperimentShown, SessionShown, StrategyState
+from magnitude.schedule.strategy_report import SessionShown, StrategyState
 from magnitude.schedule.strategy_sight import load_seen, runs_seen, task_seen
 from magnitude.supervise.loss import EngineLoss
 
@@ -31,17 +37,20 @@ log = logging.getLogger("magnitude.policy")
 TOLD_AGAIN_S = 10.0
 _IDLE = LoadSeen()
 
-MakeChooser = Callable[[ModelPlan, Learned], Chooser]
+MakeChooser = Callable[[ModelFacts, Learned], Chooser]
 
 
 class _Served:
     """A model with its loop."""
 
-    def __init__(self, plan: ModelPlan, loop: StrategyLoop, sessions: ModelSessions, own: SessionSpec) -> None:
+    def __init__(
+        self, plan: ModelPlan, facts: ModelFacts, binding: Binding, loop: StrategyLoop, sessions: ModelSessions
+    ) -> None:
         self.plan = plan
+        self.facts = facts
+        self.binding = binding
         self.loop = loop
         self.sessions = sessions
-        self.own = own
         self.present = False
         self.load = _IDLE
         self.allowed = True
@@ -54,7 +63,8 @@ class Strategies:
 
     `choose` makes what decides, `binding` says what a model's figures hold for; `loaded` whether a model is in
     memory, `tasks` gives all open tasks, `board` how the board is (None: not seen yet). `in_force` is told a model's
-    strategy whenever another one is, `note` keeps decisions.
+    strategy whenever another one is, `note` keeps decisions. `session_memory_bytes` is the most for all further
+    sessions (None: what is left).
     """
 
     def __init__(
@@ -64,12 +74,14 @@ class Strategies:
         choose: MakeChooser,
         binding: Callable[[ModelPlan], Binding],
         desk: SessionDesk,
-        dumps: DumpKeeper,
+        keeper: DumpKeeper,
         loaded: Callable[[str], bool],
         tasks: Callable[[], Iterable[OpenTask]],
         board: Callable[[], BoardSeen | None],
         in_force: Callable[[ModelPlan, Strategy], None] = lambda plan, strategy: None,
         note: Callable[[str, Decided], None] = lambda model, decided: None,
+        rules: Rules,
+        session_memory_bytes: int | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         # Results of plain tensors cannot be compared: nothing is known of their meaning.
@@ -77,18 +89,22 @@ class Strategies:
         self._choose = choose
         self._binding = binding
         self._desk = desk
-        self.dumps = dumps
+        self.keeper = keeper
         self._loaded = loaded
         self._tasks = tasks
         self._board = board
         self._in_force = in_force
         self._note = note
+        self.rules = rules
+        self.session_memory_bytes = session_memory_bytes
         self._clock = clock
         self._served: dict[str, _Served] = {}
         self._beginning: set[str] = set()
         self._seen: BoardSeen | None = None
         self._told_s = float("-inf")
         self._load: dict[str, LoadSeen] = {}
+        self._held_until_s = float("-inf")
+        self._release: asyncio.TimerHandle | None = None
         self._background = Background("a strategy loop could not begin")
 
     # --- what the engine says ---
@@ -117,18 +133,17 @@ class Strategies:
                 self._gone(served, None)
 
     def runs(self, groups: Iterable[StepGroup]) -> None:
-        own = {name: (served.own, served.loop.strategy.prefill_chunk) for name, served in self._served.items()}
+        own = {name: (served.facts.own, served.loop.strategy.prefill_chunk) for name, served in self._served.items()}
         for model, seen in runs_seen(groups, own):
             self._served[model].loop.tell(seen)
 
     # --- what the service sees ---
 
-    def task_ended(self, task: TaskRecord, strategy_id: str = "") -> None:
-        """`strategy_id` of the strategy that ran it; "": it was never run."""
+    def task_ended(self, task: TaskRecord) -> None:
         served = self._served.get(task.model)
         if served is None:
             return
-        seen = task_seen(task, strategy_id or served.loop.strategy.strategy_id)
+        seen = task_seen(task, task.strategy or served.loop.strategy.strategy_id)
         if seen is not None:
             served.loop.tell(seen)
 
@@ -141,7 +156,7 @@ class Strategies:
             self._seen, self._told_s = seen, now_s
             for served in self._served.values():
                 served.loop.tell(seen)
-        self.dumps.look()
+        self.keeper.look()
 
     def load_changed(self) -> None:
         """A task may have come, begun, written its first token, or ended."""
@@ -167,27 +182,82 @@ class Strategies:
         served = self._served.get(plan.description.name)
         if served is None:
             return None
-        board = self._seen or BoardSeen((), 1)
-        prefix = cached_tokens / max(1, tokens + cached_tokens)
-        return served.loop.strategy_for(
-            Situation(
-                task="generate",
-                tokens=max(1, tokens),
-                rows=served.load.decoding + served.load.entering + 1,
-                queue=served.load.waiting,
-                cores=board.usable,
-                heat=board.heat,
-                clock_share=board.clock_share,
-                memory=board.memory,
-                supply=board.supply,
-                prefix="none" if not cached_tokens else "most" if prefix > 0.5 else "part",
-            )
-        )
+        return served.loop.strategy_for(self._situation(served, tokens, cached_tokens, rows=1))
+
+    def situation(self, model: str) -> Situation | None:
+        """In which the strategy of the moment is in force; None: nobody chooses."""
+        served = self._served.get(model)
+        return self._situation(served, 1, 0, rows=0) if served is not None else None
 
     def strategy_of(self, model: str) -> Strategy | None:
         """In force for a model; None: as planned."""
         served = self._served.get(model)
         return served.loop.strategy if served is not None else None
+
+    # --- for people and field tests (`schedule.strategy_control.StrategyControl`) ---
+
+    @property
+    def dumps(self) -> Dumps:
+        """The files that the loops learn into. Its methods block."""
+        return self.keeper.store
+
+    def learned(self) -> dict[str, Learned]:
+        """By model what is known now, saved or not."""
+        return self.keeper.learned_now()
+
+    def running(self, model: str) -> Running | None:
+        """What a model does now; None while it has no loop."""
+        served = self._served.get(model)
+        if served is None:
+            return None
+        loop = served.loop
+        return Running(
+            strategy=loop.strategy,
+            strategy_id=loop.strategy.strategy_id,
+            in_words=loop.strategy.in_words,
+            since_s=loop.since_s,
+            on=not loop.fault,
+            fault=loop.fault,
+        )
+
+    def hold(self, hold_s: float) -> None:
+        """Let every model run as it was loaded, and measure and try nothing, for `hold_s`; 0: go on now."""
+        if self._release is not None:
+            self._release.cancel()
+            self._release = None
+        self._held_until_s = self._clock() + hold_s
+        if hold_s > 0:
+            self._release = asyncio.get_running_loop().call_later(hold_s, self.hold, 0.0)
+        for served in self._served.values():
+            self._hold(served)
+        self._share_experiments()
+
+    def held_s(self) -> float:
+        """For how much longer; 0 while nobody holds."""
+        return max(0.0, self._held_until_s - self._clock()) if self._release is not None else 0.0
+
+    async def reread(self, model: str) -> None:
+        """The model's dump or pin was changed: go by it from the next run on."""
+        served = self._served.get(model)
+        if served is None:
+            return
+        learned, served.known = await self.keeper.learned(served.binding)
+        pinned = await self.keeper.pinned(served.binding)
+        served.loop.chooser.reload(self.rules, learned)
+        self._pin(served, pinned)
+        served.loop.tell(Tick())
+
+    def tune(self, rules: Rules, *, save_every_s: float, session_memory_bytes: int | None) -> None:
+        """Other bounds, from the next decision on; what was learned stays."""
+        self.keeper.every_s = save_every_s
+        self.session_memory_bytes = session_memory_bytes
+        if rules == self.rules:
+            return
+        self.rules = rules
+        known = self.keeper.learned_now()
+        for name, served in self._served.items():
+            served.loop.chooser.reload(rules, known[name])
+            served.loop.tell(Tick())
 
     # --- for those who look on ---
 
@@ -200,24 +270,44 @@ class Strategies:
 
     async def close(self) -> None:
         """Once the engine is gone: save what was learned."""
+        if self._release is not None:
+            self._release.cancel()
         for served in self._served.values():
             served.loop.close()
             await served.sessions.close()
         self._background.cancel()
         await self._background.settled()
-        await self.dumps.close()
+        await self.keeper.close()
 
     # --- inside ---
+
+    def _situation(self, served: _Served, tokens: int, cached_tokens: int, *, rows: int) -> Situation:
+        """With so many `rows` more than there are."""
+        board, load, decoder = self._seen or BoardSeen((), 1), served.load, served.plan.kv is not None
+        prefix = cached_tokens / max(1, tokens + cached_tokens)
+        return Situation(
+            task="generate" if decoder else "embed",
+            tokens=max(1, tokens),
+            rows=max(1, load.decoding + load.entering + rows),
+            queue=load.waiting,
+            cores=board.usable,
+            heat=board.heat,
+            clock_share=board.clock_share,
+            memory=board.memory,
+            supply=board.supply,
+            prefix="none" if not cached_tokens else "most" if prefix > 0.5 else "part",
+        )
 
     async def _begin(self, plan: ModelPlan) -> None:
         name = plan.description.name
         try:
-            learned, known = await self.dumps.learned(self._binding(plan))
-            chooser = self._choose(plan, learned)
+            binding, facts = self._binding(plan), model_facts(plan)
+            learned, known = await self.keeper.learned(binding)
+            pinned = await self.keeper.pinned(binding)
+            chooser = self._choose(facts, learned)
         except Exception:
             log.exception("%s runs as configured: its strategy loop could not begin", name)
             return
-        own = own_session(plan)
         loop = StrategyLoop(
             name,
             chooser,
@@ -226,21 +316,43 @@ class Strategies:
             experimenting=self._share_experiments,
             clock=self._clock,
         )
-        sessions = ModelSessions(self._desk, plan, own, loop.tell, busy=lambda: name in self._load)
+        sessions = ModelSessions(self._desk, plan, facts.own, loop.tell, busy=lambda: name in self._load)
         loop.hands = sessions
-        served = self._served[name] = _Served(plan, loop, sessions, own)
+        served = self._served[name] = _Served(plan, facts, binding, loop, sessions)
         served.known = known
-        self.dumps.keep(name, chooser)
+        self.keeper.keep(binding, chooser)
         self._seen = self._seen or self._board()
+        self._pin(served, pinned)
         if self._seen is not None:
             loop.tell(self._seen)
-        self._tell_load(served, self._load.get(name, _IDLE))
+        self._hold(served)
         self._share_experiments()
         self.models_changed()
+
+    def _pin(self, served: _Served, pinned: Pinned | None) -> None:
+        if pinned is None:
+            served.loop.chooser.pin({})
+            return
+        facts, board = served.facts, self._seen or BoardSeen((), 1)
+        kept, lost = possible(pinned, graphs=("", *facts.graphs), cpus=board.cores, variants=("", *facts.variants))
+        for reason in lost:
+            fields = {"model": facts.name, "reason": reason}
+            log.warning("what was pinned cannot be kept", extra={"fields": fields})
+        choices: dict[Part, Choice] = choices_of(
+            kept, own=facts.own, chunk=facts.chunk, on=lambda threads: session_on(board, threads, facts.own)
+        )
+        served.loop.chooser.pin(choices)
+        if choices:
+            served.loop.say(Decided("pinned", "", "", "", kept.in_words, "fixed by a person"))
+
+    def _hold(self, served: _Served) -> None:
+        served.loop.hold(planned_strategy(served.plan) if self.held_s() else None)
 
     def _come(self, served: _Served) -> None:
         served.present = True
         served.loop.tell(EngineChanged(up=True))
+        served.load = _IDLE  # as the loop takes it
+        self._tell_load(served, self._load.get(served.facts.name, _IDLE))
 
     def _gone(self, served: _Served, loss: EngineLoss | None) -> None:
         served.sessions.engine_down(loss)
@@ -259,27 +371,15 @@ class Strategies:
         """While one model experiments, no other one begins to: they would measure each other."""
         busy = [served for served in self._served.values() if served.loop.experiments]
         for served in list(self._served.values()):
-            allowed = not busy or served is busy[0]
+            allowed = not self.held_s() and (not busy or served is busy[0])
             if allowed != served.allowed:
                 served.allowed = allowed
                 served.loop.tell(MayExperiment(allowed))
 
 
-def own_session(plan: ModelPlan) -> SessionSpec:
-    """The session that comes with the model itself."""
-    return SessionSpec(threads=plan.provision.threads)
-
-
 def _state(served: _Served) -> StrategyState:
     loop = served.loop
-    strategy = loop.strategy
-    experiments: list[ExperimentShown] = []
-    if (probe := loop.probing) is not None:
-        what = " against ".join(choice.choice_id for choice in probe.choices)
-        experiments.append(ExperimentShown(kind="probe", part=probe.part, what=f"{what}, at {probe.key}"))
-    if (trial := loop.trial) is not None:
-        what = f"{trial.session.session_id} in one of {trial.every} runs"
-        experiments.append(ExperimentShown(kind="trial", part=trial.part, what=what))
+    strategy, view = loop.strategy, loop.view
     return StrategyState(
         on=not loop.fault,
         strategy=strategy,
@@ -289,10 +389,17 @@ def _state(served: _Served) -> StrategyState:
         known=served.known,
         fault=loop.fault,
         sessions=[
-            SessionShown(session=held.session.session_id, size_bytes=held.bytes_, state=held.state)
+            SessionShown(
+                session=held.session.session_id,
+                size_bytes=held.bytes_,
+                state=view.sessions.get(held.session.session_id, held.state),
+            )
             for held in served.sessions.held
         ],
-        experiments=experiments,
+        experiment=view.experiment,
+        situations=view.situations,
+        tried_s=round(view.lost_s, 3),
+        computed_s=round(view.busy_s, 1),
         decisions=loop.last(),
         counts=loop.counts(),
     )

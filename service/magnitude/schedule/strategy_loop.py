@@ -17,8 +17,10 @@ from typing import Protocol
 import msgspec
 
 from magnitude.engine.session_spec import SessionSpec
-from magnitude.policy.learned import Learned
-from magnitude.policy.situation import Situation
+from magnitude.policy.learned import Binding, Choice, Learned
+from magnitude.policy.optimizer import StrategyView
+from magnitude.policy.rules import Rules
+from magnitude.policy.situation import Part, Situation
 from magnitude.policy.strategy import Strategy
 from magnitude.policy.terms import (
     CheckSession,
@@ -30,6 +32,8 @@ from magnitude.policy.terms import (
     PrepareSession,
     Probe,
     ProbeDone,
+    RunsSeen,
+    TaskSeen,
     Tick,
     Trial,
     Use,
@@ -60,10 +64,16 @@ class Chooser(Protocol):
     @property
     def wake_s(self) -> float | None: ...
 
-    def learned(self) -> Learned: ...
+    def learned(self, binding: Binding, now_s: float, wall_s: float = 0.0) -> Learned: ...
 
     @property
     def changed(self) -> int: ...
+
+    def view(self, now_s: float) -> StrategyView: ...
+
+    def reload(self, rules: Rules, learned: Learned) -> None: ...
+
+    def pin(self, choices: dict[Part, Choice]) -> None: ...
 
 
 class Hands(Protocol):
@@ -98,7 +108,7 @@ class LoopCounts(msgspec.Struct, frozen=True, kw_only=True):
     """Since the start of the service. `decisions` by kind and part; `delay_s` from the first sample to the decision,
     in sum, by part, over `delays` of them."""
 
-    decisions: dict[tuple[str, str], int] = {}
+    decisions: dict[str, dict[str, int]] = {}
     trials: dict[str, int] = {}
     probes: dict[str, int] = {}
     delay_s: dict[str, float] = {}
@@ -130,6 +140,8 @@ class StrategyLoop:
         self.fault = ""
         self.trial: Trial | None = None
         self.probing: Probe | None = None
+        self._as_loaded: Strategy | None = None
+        self._put_off: Probe | None = None
         self._in_force = in_force
         self._note = note
         self._experimenting = experimenting
@@ -142,7 +154,7 @@ class StrategyLoop:
         self._timer: asyncio.TimerHandle | None = None
         self._woken_s = float("-inf")
         self._decisions: deque[tuple[float, Decided]] = deque(maxlen=SHOWN_DECISIONS)
-        self._counts: Counter[tuple[str, str]] = Counter()
+        self._counts: dict[str, Counter[str]] = {}
         self._trials: Counter[str] = Counter()
         self._probes: Counter[str] = Counter()
         self._delays: Counter[str] = Counter()
@@ -154,8 +166,8 @@ class StrategyLoop:
 
     @property
     def strategy(self) -> Strategy:
-        """In force: as last asked for, else as the loop begins."""
-        return self._used or self.chooser.strategy
+        """In force: as last asked for, else as the loop begins; while it is held, as the model was loaded."""
+        return self._as_loaded or self._used or self.chooser.strategy
 
     @property
     def since_s(self) -> float:
@@ -168,7 +180,7 @@ class StrategyLoop:
 
     def counts(self) -> LoopCounts:
         return LoopCounts(
-            decisions=dict(self._counts),
+            decisions={kind: dict(parts) for kind, parts in self._counts.items()},
             trials=dict(self._trials),
             probes=dict(self._probes),
             delay_s=dict(self._delay_s),
@@ -196,9 +208,14 @@ class StrategyLoop:
             for at_s, one in reversed(self._decisions)
         ]
 
+    @property
+    def view(self) -> StrategyView:
+        """As the one who decides shows itself."""
+        return self.chooser.view(self._clock())
+
     def strategy_for(self, at: Situation) -> Strategy:
         """For one request. Raises nothing: a loop that has failed has no opinion of its own."""
-        if self.fault:
+        if self.fault or self._as_loaded is not None:
             return self.strategy
         try:
             return self.chooser.strategy_for(at)
@@ -210,6 +227,8 @@ class StrategyLoop:
 
     def tell(self, event: Event) -> None:
         """Let it decide and carry it out. What is told meanwhile comes next. Raises nothing."""
+        if self._as_loaded is not None and isinstance(event, RunsSeen | TaskSeen):
+            return
         self._events.append(event)
         if self._telling:
             return
@@ -235,7 +254,22 @@ class StrategyLoop:
 
     def engine_gone(self) -> None:
         """What was under way in it will not be answered."""
-        self.trial = self.probing = None
+        self.trial = self.probing = self._put_off = None
+
+    def hold(self, as_loaded: Strategy | None) -> None:
+        """Run by this strategy and learn nothing, until told None: then go on as before."""
+        if self._as_loaded == as_loaded or self.hands is None:
+            return
+        self._as_loaded = as_loaded
+        self._since_s = self._clock()
+        self._in_force(self.strategy)
+        if as_loaded is not None:
+            self.hands.use(as_loaded, None)
+            return
+        self.hands.use(self.strategy, self.trial)
+        if (probe := self._put_off) is not None:
+            self._put_off = None
+            self.hands.probe(probe)
 
     def close(self) -> None:
         if self._timer is not None:
@@ -259,22 +293,29 @@ class StrategyLoop:
             case Probe():
                 self.probing = effect
                 self._probes[effect.part] += 1
-                hands.probe(effect)
+                if self._as_loaded is None:
+                    hands.probe(effect)
+                else:
+                    self._put_off = effect
             case Decided():
-                self._say(effect)
+                self.say(effect)
 
     def _use(self, hands: Hands, strategy: Strategy, trial: Trial | None) -> None:
         if trial is not None and trial != self.trial:
             self._trials[trial.part] += 1
         self.trial = trial
-        if strategy != self._used:
-            self._used, self._since_s = strategy, self._clock()
+        changed, self._used = strategy != self._used, strategy
+        if self._as_loaded is not None:
+            return  # it is put in force when the loop goes on
+        if changed:
+            self._since_s = self._clock()
             self._in_force(strategy)
         hands.use(strategy, trial)
 
-    def _say(self, decided: Decided) -> None:
+    def say(self, decided: Decided) -> None:
+        """Log, keep and count a decision."""
         self._decisions.append((self._clock(), decided))
-        self._counts[decided.kind, decided.part] += 1
+        self._counts.setdefault(decided.kind, Counter())[decided.part] += 1
         if decided.kind in ("switch", "revert", "kept", "rejected"):
             self._delays[decided.part] += 1
             self._delay_s[decided.part] = self._delay_s.get(decided.part, 0.0) + decided.delay_s

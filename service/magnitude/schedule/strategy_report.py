@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Literal
-
 import msgspec
 
 from magnitude.policy.strategy import Strategy
@@ -11,25 +9,20 @@ from magnitude.schedule.strategy_loop import DecisionMade, LoopCounts
 
 
 class SessionShown(msgspec.Struct, frozen=True, kw_only=True):
-    """A further session of a model, and what it takes."""
+    """A further session of a model, what it takes, and how far it is: making, preparing, unchecked, checking, ready,
+    or only there."""
 
     session: str
     size_bytes: int
-    state: Literal["making", "there"]
-
-
-class ExperimentShown(msgspec.Struct, frozen=True, kw_only=True):
-    """What is being compared now: a `probe` while idle, or a `trial` with one of so many runs."""
-
-    kind: Literal["probe", "trial"]
-    part: str
-    what: str
+    state: str
 
 
 class StrategyState(msgspec.Struct, frozen=True, kw_only=True):
     """One model's. `on`: whether a loop chooses; without one the strategy is the configured one. `in_words` and
     `strategy_id` name what is in force since `since_s` seconds, `known` what the loop began with. `fault`: why the
-    loop was given up. `counts` run since the start, their `cpu_s` is what the loop has cost."""
+    loop was given up. `experiment` is what is being compared, in words; `situations` are rows of its table; of
+    `computed_s` seconds of runs, trying others has cost `tried_s`. `counts` run since the start, their `cpu_s` is
+    what the loop itself has cost."""
 
     on: bool = False
     strategy: Strategy | None = None
@@ -39,6 +32,14 @@ class StrategyState(msgspec.Struct, frozen=True, kw_only=True):
     known: str = ""
     fault: str = ""
     sessions: list[SessionShown] = []
-    experiments: list[ExperimentShown] = []
+    experiment: str = ""
+    situations: int = 0
+    tried_s: float = 0.0
+    computed_s: float = 0.0
     decisions: list[DecisionMade] = []
     counts: LoopCounts = LoopCounts()
+
+
+def not_chosen(strategy: Strategy) -> StrategyState:
+    """Of a model whose strategy is the configured one."""
+    return StrategyState(strategy=strategy, strategy_id=strategy.strategy_id, in_words=strategy.in_words)

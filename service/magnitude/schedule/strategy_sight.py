@@ -7,7 +7,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from magnitude.board.snapshot import ClockPolicy
 from magnitude.engine.protocol import StepGroup, StepKind
 from magnitude.engine.session_spec import SessionSpec
-from magnitude.feedback.records import Outcome, TaskRecord
+from magnitude.feedback.records import Outcome, TaskRecord, outcome_of
 from magnitude.governor.thermal_terms import HeatState
 from magnitude.policy.situation import Heat, Part
 from magnitude.policy.terms import LoadSeen, RunsSeen, TaskSeen
@@ -58,10 +58,11 @@ def runs_seen(
 
 def task_seen(task: TaskRecord, strategy_id: str) -> TaskSeen | None:
     """What a task that is over says of the strategy that ran it; None: nothing."""
-    if task.outcome == "refused" and task.code in _NO_ROOM:
+    outcome = outcome_of(task)
+    if outcome == "refused" and task.code in _NO_ROOM:
         failed = True
-    elif task.outcome in _OUTCOMES:
-        failed = _OUTCOMES[task.outcome]
+    elif outcome in _OUTCOMES:
+        failed = _OUTCOMES[outcome]
     else:
         return None
     return TaskSeen(
