@@ -1,5 +1,5 @@
-"""Records of simulated boards: what tasks would have taken by the physics of `board/workload.py`, with noise, and with
-troubles planted in single choices. Simulated, all of it."""
+"""Records of simulated boards: what tasks would have taken by the physics of `board/workload.py`, with noise and with
+troubles planted in single choices."""
 
 from __future__ import annotations
 

@@ -78,17 +78,18 @@ class Fleet(msgspec.Struct, frozen=True, kw_only=True, eq=False):
 
 
 def default_of(part: Part, tried: Sequence[Choice], own_threads: int, own_graph: str, own_chunk: int) -> int | None:
-    """Which of them is the model as it was loaded: its own session, its own pieces, its own weights."""
+    """Which of them is the model as it was loaded: its own session, its own pieces, its own weights. Records do not
+    say on which CPUs and with which arena: none, where that was tried."""
+    found: list[tuple[bool, bool, int]] = []
     for index, choice in enumerate(tried):
         session = choice.session
         if session is None:
             if not choice.variant:
-                return index
+                found.append((False, False, index))
         elif (
             session.threads == own_threads
-            and not session.cpus
             and session.graph_file in ("", own_graph)
             and (part != "prefill" or choice.chunk == own_chunk)
         ):
-            return index
-    return None
+            found.append((bool(session.cpus), session.arena, index))
+    return min(found)[-1] if found else None

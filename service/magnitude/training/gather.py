@@ -37,7 +37,7 @@ def gather(records: Records) -> Fleet:
     tails = {_key(row, row["choice"]): row["p95_s"] for row in rows(work.tails(by_part))}
     return Fleet(
         models=_models(served, rows(work.cells(by_part)), tails),
-        records=int(records.backend.execute(flat.count())),
+        records=run(flat.count()).as_py(),
         tasks=sum(row["tasks"] for row in served),
         unreadable=unreadable,
     )

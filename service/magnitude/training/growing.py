@@ -132,7 +132,7 @@ def grow(models: Sequence[ServedModel], rules: TrainingRules) -> Tree | None:
         leaves = rules_for(part, models)
         examples = [example for model in models for example in examples_of(model, part, leaves, rules)]
         if examples:
-            parts[part] = _grown(part, leaves, examples, rules.seed)
+            parts[part] = grown(part, leaves, examples, rules.seed)
     if not parts:
         return None
     boards = sorted({model.board for model in models})
@@ -175,7 +175,8 @@ def _is_plain(choice: Choice, model: ServedModel) -> bool:
     return session is not None and not session.cpus and session.graph_file in ("", model.own_graph)
 
 
-def _grown(part: TreePart, leaves: Sequence[Leaf], examples: Sequence[Example], seed: int) -> Node:
+def grown(part: TreePart, leaves: Sequence[Leaf], examples: Sequence[Example], seed: int) -> Node:
+    """The tree for one part by its examples, of which there must be one. Each leaf is one of `leaves`."""
     from sklearn.tree import DecisionTreeClassifier
 
     names = _BY_PART[part]

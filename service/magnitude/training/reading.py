@@ -171,7 +171,7 @@ def _fault(backend: Backend, paths: list[Path]) -> Exception | None:
     try:
         table = _flat(backend.read_parquet([str(path) for path in paths]))
         # A checksum of sorts: every value of every column has to be decoded for it.
-        backend.execute(table.agg(**{name: table[name].cast("string").length().sum() for name in table.columns}))
+        backend.to_pyarrow(table.agg(**{name: table[name].cast("string").length().sum() for name in table.columns}))
     except (duckdb.Error, OSError) as error:
         return error
     return None

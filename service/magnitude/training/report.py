@@ -96,9 +96,9 @@ def _sections(trained: Trained, skipped: Sequence[Skipped]) -> list[_Section]:
         _Section(
             "Expected gain",
             (
-                "Share of the time saved against the model as it was loaded, on work that was held back: a stretch of "
-                "time of the same board for tables, another board for the tree. In brackets the 95 % interval. Only "
-                "tasks in situations where both were tried are compared.",
+                "Share of the time saved against the model as it was loaded, on work that was held back: a stretch "
+                "of time of the same board for tables, another board for the tree. In brackets the 95 % interval. "
+                "Only tasks in situations where both were tried are compared.",
                 _Table(("Board", "Model", "Part", "By", "Situation", "Saved", "Tasks compared"), rows),
             ),
         )
