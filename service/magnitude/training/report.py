@@ -88,7 +88,7 @@ def _sections(trained: Trained, skipped: Sequence[Skipped]) -> list[_Section]:
         rows = tuple((loss.board, loss.model, loss.part, loss.method, loss.key, loss.why) for loss in proof.losses)
         table = _Table(("Board", "Model", "Part", "By", "Situation", "Why"), rows)
         sections.append(_Section("Where it would lose", (table,)))
-    rows = tuple(
+    gains = tuple(
         (gain.board, gain.model, gain.part, gain.method, gain.key, gain_in_words(gain), compared(gain))
         for gain in proof.gains
     )
@@ -99,22 +99,22 @@ def _sections(trained: Trained, skipped: Sequence[Skipped]) -> list[_Section]:
                 "Share of the time saved against the model as it was loaded, on work that was held back: a stretch "
                 "of time of the same board for tables, another board for the tree. In brackets the 95 % interval. "
                 "Only tasks in situations where both were tried are compared.",
-                _Table(("Board", "Model", "Part", "By", "Situation", "Saved", "Tasks compared"), rows),
+                _Table(("Board", "Model", "Part", "By", "Situation", "Saved", "Tasks compared"), gains),
             ),
         )
     )
-    for table in trained.tables:
-        entries = tuple((entry.part, entry.key, entry.chosen.choice_id) for entry in table.entries)
-        rejected = tuple((one.part, one.key, one.choice.choice_id, one.reason) for one in table.rejected)
+    for of_model in trained.tables:
+        entries = tuple((entry.part, entry.key, entry.chosen.choice_id) for entry in of_model.entries)
+        rejected = tuple((one.part, one.key, one.choice.choice_id, one.reason) for one in of_model.rejected)
         body: list[str | _Table] = [_Table(("Part", "Situation", "Choice"), entries)]
         if rejected:
             body += ["Not to be used:", _Table(("Part", "Situation", "Choice", "Why"), rejected)]
-        sections.append(_Section(f"{table.model} on {table.board}", tuple(body)))
+        sections.append(_Section(f"{of_model.model} on {of_model.board}", tuple(body)))
     if trained.tree is not None:
         sections.append(_Section("Tree for other boards", (in_words(trained.tree),)))
     if skipped:
-        rows = tuple((one.path, one.why, one.hint) for one in skipped)
-        sections.append(_Section("Files left out", (_Table(("File", "Why", "What to do"), rows),)))
+        files = tuple((one.path, one.why, one.hint) for one in skipped)
+        sections.append(_Section("Files left out", (_Table(("File", "Why", "What to do"), files),)))
     return sections
 
 
