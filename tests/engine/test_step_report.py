@@ -56,3 +56,13 @@ def test_runs_of_different_sessions_are_told_apart():
         (None, 1, 0.1),
         (session, 2, 0.4),
     ]
+
+
+def test_positions_are_counted_as_they_were_also_where_lengths_are_rounded():
+    report = StepReport()
+    report.add("m", "prefill", 1, 100, run_s=0.1, now_s=1.0)
+    report.add("m", "prefill", 1, 70, run_s=0.1, now_s=1.0)
+    report.add("m", "encode", 4, 24, run_s=0.1, now_s=1.0)
+    steps = report.due(1.0, idle=True)
+    assert steps is not None
+    assert [(group.tokens, group.runs, group.positions) for group in steps.groups] == [(128, 2, 170), (32, 1, 96)]
