@@ -138,6 +138,23 @@ def test_a_board_decision_that_flaps_leaves_a_row_a_minute(tmp_path: Path) -> No
     store.stop()
 
 
+def test_whoever_reads_while_rows_are_written_sees_each_once(tmp_path: Path) -> None:
+    store = started(tmp_path)
+    seen = 0
+    for number in range(200):
+        store.add(row(number))
+        with store._changed:
+            store._flush = True  # written while this goes on
+            store._changed.notify_all()
+        found = recent(store, 1000)
+        assert found == list(range(number, -1, -1))
+        history = asyncio.run(store.history(3600, 1000))
+        assert numbers(history.tasks) == found
+        seen = asyncio.run(store.counts())["ok"]
+    assert seen == 200
+    store.stop()
+
+
 def test_a_burst_is_written_before_it_piles_up(tmp_path: Path) -> None:
     store = started(tmp_path)
     for number in range(FLUSH_ROWS):

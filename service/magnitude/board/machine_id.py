@@ -10,7 +10,7 @@ MACHINE_ID = Path("/etc/machine-id")
 
 
 def read_machine_id(path: Path = MACHINE_ID) -> str | None:
-    """None where there is none (yet). It is confidential (machine-id(5)): `policy.field_test.app_specific` makes of it
-    what may be shown."""
+    """None where there is none (yet). It is confidential (machine-id(5)): what may be shown is made of it by
+    `policy.field_test.app_specific`."""
     text = read_text(path)
     return text if text and text != "uninitialized" else None

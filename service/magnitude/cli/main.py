@@ -38,6 +38,7 @@ ORDER = (
     "simulate",
     "doctor",
     "records",
+    "timeline",
     "failures",
     "replay",
     "support",

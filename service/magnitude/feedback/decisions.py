@@ -87,7 +87,7 @@ class Repeats:
 
 
 def _in_words(decided: Decided) -> str:
-    where = " ".join(word for word in (decided.part, f"({decided.key})" if decided.key else "") if word)
+    where = f"{decided.part} ({decided.key})" if decided.part and decided.key else decided.part or decided.key
     change = f"{decided.from_id} to {decided.to_id}" if decided.from_id and decided.to_id else decided.to_id
     change = change or decided.from_id
     return ": ".join(text for text in (where, change) if text)

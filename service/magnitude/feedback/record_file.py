@@ -124,6 +124,11 @@ class RecordFile:
             self._shrink()
             return sum(map(len, old.values()))
 
+    def last_ids(self) -> dict[str, int]:
+        """The newest row of each table. Raises as `append` does."""
+        with _storage_errors(self.path), _file_errors():
+            return record_table.last_ids(self._connection)
+
     @property
     def in_place(self) -> bool:
         """Whether it is still the file of that name: somebody may have moved or removed it."""

@@ -13,10 +13,9 @@ import asyncio
 import logging
 import threading
 from collections import Counter, deque
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from itertools import chain
 from pathlib import Path
-from typing import TypeVar
 
 from magnitude.board.boot import Clocks
 from magnitude.errors import MagnitudeError
@@ -24,11 +23,11 @@ from magnitude.feedback import record_table
 from magnitude.feedback.decisions import DecisionRow, Repeats
 from magnitude.feedback.history import History, lately
 from magnitude.feedback.record_file import FileBroken, RecordFile, RecordLimits, reading
+from magnitude.feedback.record_table import DATED, LAST_ID
 from magnitude.feedback.records import Outcome, TaskRow
 
 log = logging.getLogger(__name__)
 
-Row = TypeVar("Row", TaskRow, DecisionRow)
 
 FLUSH_S = 60.0
 # Decisions without a task, of a board that is hot while nobody asks anything: not lost, and no writing all day.
@@ -98,6 +97,8 @@ class RecordStore:
         self._changed = threading.Condition()  # guards everything below
         self._waiting: deque[TaskRow | DecisionRow] = deque()
         self._writing: list[TaskRow | DecisionRow] = []
+        # The newest rows of the file that are neither waiting nor being written: what is read beside those ends here.
+        self._written_to = dict.fromkeys(DATED, LAST_ID)
         self._repeats = Repeats()
         self._dropped = 0
         self._pace = Pace()
@@ -159,63 +160,69 @@ class RecordStore:
 
     async def recent(self, limit: int, outcomes: Sequence[Outcome] = ()) -> list[TaskRow]:
         """The newest rows first, those not written yet included. Raises `MagnitudeError` when none can be read."""
-        unwritten = self._unwritten(TaskRow)
-        rows = [row for row in unwritten if not outcomes or row.task.outcome in outcomes][:limit]
+        unwritten, written_to = self._unwritten()
+        rows = [row for row in _tasks(unwritten) if not outcomes or row.task.outcome in outcomes][:limit]
         if len(rows) < limit:
-            rows += await asyncio.to_thread(self._kept, limit - len(rows), outcomes)
+            rows += await asyncio.to_thread(self._kept, limit - len(rows), outcomes, written_to["tasks"])
         return rows
 
     async def counts(self) -> dict[str, int]:
         """Tasks by outcome, of all that are kept or will be. Raises `MagnitudeError`."""
-        counted = Counter[str](row.task.outcome for row in self._unwritten(TaskRow))
-        counted.update(await asyncio.to_thread(self._kept_counts))
+        unwritten, written_to = self._unwritten()
+        counted = Counter[str](row.task.outcome for row in _tasks(unwritten))
+        counted.update(await asyncio.to_thread(self._kept_counts, written_to["tasks"]))
         return dict(counted)
 
     async def history(self, since_s: float, limit: int) -> History:
         """What happened in the last `since_s`: at most `limit` decisions and as many tasks, those not written yet
         included. Raises `MagnitudeError`."""
-        unwritten = History(
-            now=self._clocks.now(), decisions=self._unwritten(DecisionRow), tasks=self._unwritten(TaskRow)
-        )
-        return await asyncio.to_thread(self._history, unwritten, since_s, limit)
+        return await asyncio.to_thread(self._history, *self._unwritten(), since_s, limit)
 
-    def _unwritten(self, kind: type[Row]) -> list[Row]:
-        """The newest first."""
+    def _unwritten(self) -> tuple[list[TaskRow | DecisionRow], dict[str, int]]:
+        """What is not in the file yet, the newest first, and up to which rows of the file there is more."""
         with self._changed:
-            return [row for row in reversed((*self._writing, *self._waiting)) if isinstance(row, kind)]
+            return [*reversed(self._waiting), *reversed(self._writing)], self._written_to
 
     # --- in threads of readers ---
 
-    def _history(self, unwritten: History, since_s: float, limit: int) -> History:
+    def _kept(self, limit: int, outcomes: Sequence[Outcome], up_to: int) -> list[TaskRow]:
         if not self.path.exists():
-            return lately(unwritten.decisions, unwritten.tasks, unwritten.now, since_s, limit)
+            return []
+        with reading(self.path) as connection:
+            return record_table.recent(connection, limit, outcomes, up_to)
+
+    def _kept_counts(self, up_to: int) -> dict[str, int]:
+        if not self.path.exists():
+            return {}
+        with reading(self.path) as connection:
+            return record_table.counts(connection, up_to)
+
+    def _history(
+        self, unwritten: list[TaskRow | DecisionRow], written_to: dict[str, int], since_s: float, limit: int
+    ) -> History:
+        now = self._clocks.now()
+        tasks = _tasks(unwritten)
+        decisions = (row for row in unwritten if isinstance(row, DecisionRow))
+        if not self.path.exists():
+            return lately(decisions, tasks, now, since_s, limit)
         with reading(self.path) as connection:
             return lately(
-                chain(unwritten.decisions, record_table.decisions(connection)),
-                chain(unwritten.tasks, record_table.each(connection)),
-                unwritten.now,
+                chain(decisions, record_table.decisions(connection, written_to["decisions"])),
+                chain(tasks, record_table.each(connection, written_to["tasks"])),
+                now,
                 since_s,
                 limit,
             )
 
-    def _kept(self, limit: int, outcomes: Sequence[Outcome]) -> list[TaskRow]:
-        if not self.path.exists():
-            return []
-        with reading(self.path) as connection:
-            return record_table.recent(connection, limit, outcomes)
-
-    def _kept_counts(self) -> dict[str, int]:
-        if not self.path.exists():
-            return {}
-        with reading(self.path) as connection:
-            return record_table.counts(connection)
-
     # --- in the thread ---
 
     def _run(self) -> None:
-        if not self._write([]):
-            with self._changed:
+        opened = self._write([])
+        with self._changed:
+            if opened is None:
                 self._pace.refused(self._clocks.monotonic())
+            else:
+                self._written_to = opened
         self._opened.set()
         while True:
             with self._changed:
@@ -234,7 +241,8 @@ class RecordStore:
                 )
             written = self._write(self._writing)
             with self._changed:
-                if written:
+                if written is not None:
+                    self._written_to = written
                     self.committed += len(self._writing)
                     self._pace.written()
                     if self._waiting:
@@ -255,15 +263,15 @@ class RecordStore:
                     self._file.close()
                 return
 
-    def _write(self, rows: list[TaskRow | DecisionRow]) -> bool:
-        """Whether it worked."""
+    def _write(self, rows: list[TaskRow | DecisionRow]) -> dict[str, int] | None:
+        """The newest row of each table after it; None: it did not work."""
         try:
             try:
-                self._append(rows)
+                written_to = self._append(rows)
             except FileBroken as why:
                 log.warning("the records broke while the service ran", extra={"fields": {"why": str(why)}})
                 self._close()
-                self._append(rows)
+                written_to = self._append(rows)
         except Exception as error:
             self._close()
             if not isinstance(error, MagnitudeError | FileBroken):
@@ -272,27 +280,31 @@ class RecordStore:
             if not self.off:
                 log.warning("records are not kept any more", extra={"fields": {"why": reason}})
             self.off = reason
-            return False
+            return None
         if self.off:
             log.info("records are kept again")
         self.off = ""
-        return True
+        return written_to
 
-    def _append(self, rows: list[TaskRow | DecisionRow]) -> None:
+    def _append(self, rows: list[TaskRow | DecisionRow]) -> dict[str, int]:
         if self._file is not None and not self._file.in_place:
             self._close()
         if self._file is None:
             self._file = RecordFile(self.path, self._limits)
-        if not rows:
-            return
         now = self._clocks.now()
-        self._file.append(rows)
-        self.transactions += 1
-        if self._pruned_s is None or now.at_s - self._pruned_s >= PRUNE_S:
-            self._pruned_s = now.at_s
-            self._file.prune(now)
+        if rows:
+            self._file.append(rows)
+            self.transactions += 1
+            if self._pruned_s is None or now.at_s - self._pruned_s >= PRUNE_S:
+                self._pruned_s = now.at_s
+                self._file.prune(now)
+        return self._file.last_ids()
 
     def _close(self) -> None:
         if self._file is not None:
             self._file.close()
             self._file = None
+
+
+def _tasks(rows: Iterable[TaskRow | DecisionRow]) -> list[TaskRow]:
+    return [row for row in rows if isinstance(row, TaskRow)]

@@ -169,6 +169,7 @@ STEPS: tuple[tuple[str, ...], ...] = (
 SCHEMA = len(STEPS)
 # Tables of rows that come and go with time; each row names its boot, and may name a strategy.
 DATED = ("tasks", "decisions")
+LAST_ID = 2**63 - 1  # SQLite's largest
 
 
 def _insert_into(table: str, columns: Sequence[str]) -> str:
@@ -241,16 +242,19 @@ def insert(connection: sqlite3.Connection, rows: Iterable[TaskRow | DecisionRow]
         connection.execute(_INSERT, values)
 
 
-def recent(connection: sqlite3.Connection, limit: int, outcomes: Sequence[Outcome] = ()) -> list[TaskRow]:
+def recent(
+    connection: sqlite3.Connection, limit: int, outcomes: Sequence[Outcome] = (), up_to: int = LAST_ID
+) -> list[TaskRow]:
     """The newest rows first, of all outcomes or those named."""
     if not outcomes:
-        found = connection.execute(f"{_SELECT} ORDER BY tasks.id DESC LIMIT ?", (limit,))
+        found = connection.execute(f"{_SELECT} WHERE tasks.id <= ? ORDER BY tasks.id DESC LIMIT ?", (up_to, limit))
     else:
         # Said again in words so that the planner sees that the index of failures holds them all.
         failures = "" if {"ok", "cancelled"} & set(outcomes) else "AND outcome NOT IN ('ok', 'cancelled')"
         marks = ", ".join("?" * len(outcomes))
         found = connection.execute(
-            f"{_SELECT} WHERE outcome IN ({marks}) {failures} ORDER BY tasks.id DESC LIMIT ?", (*outcomes, limit)
+            f"{_SELECT} WHERE tasks.id <= ? AND outcome IN ({marks}) {failures} ORDER BY tasks.id DESC LIMIT ?",
+            (up_to, *outcomes, limit),
         )
     return [_row(values) for values in found.fetchall()]
 
@@ -260,9 +264,11 @@ def failures(connection: sqlite3.Connection, limit: int) -> list[TaskRow]:
     return recent(connection, limit, FAILURES)
 
 
-def counts(connection: sqlite3.Connection) -> dict[str, int]:
+def counts(connection: sqlite3.Connection, up_to: int = LAST_ID) -> dict[str, int]:
     """How many tasks ended in which way, of all that are kept."""
-    return dict(connection.execute("SELECT outcome, count(*) FROM tasks GROUP BY outcome").fetchall())
+    return dict(
+        connection.execute("SELECT outcome, count(*) FROM tasks WHERE id <= ? GROUP BY outcome", (up_to,)).fetchall()
+    )
 
 
 def probe(connection: sqlite3.Connection) -> None:
@@ -271,9 +277,19 @@ def probe(connection: sqlite3.Connection) -> None:
     connection.execute(f"{_SELECT_DECISIONS} LIMIT 1").fetchall()
 
 
-def decisions(connection: sqlite3.Connection) -> Iterator[DecisionRow]:
+def last_ids(connection: sqlite3.Connection) -> dict[str, int]:
+    """The newest row of each table of `DATED`; 0: it is empty."""
+    return {
+        table: connection.execute(f"SELECT ifnull(max(id), 0) FROM {table}").fetchone()[0]  # noqa: S608 - names
+        for table in DATED
+    }
+
+
+def decisions(connection: sqlite3.Connection, up_to: int = LAST_ID) -> Iterator[DecisionRow]:
     """The newest first, as far as they are asked for."""
-    for values in connection.execute(f"{_SELECT_DECISIONS} ORDER BY decisions.id DESC"):
+    for values in connection.execute(
+        f"{_SELECT_DECISIONS} WHERE decisions.id <= ? ORDER BY decisions.id DESC", (up_to,)
+    ):
         by_name: dict[str, Any] = dict(zip((*_DECISION_COLUMNS, "boot_id", "settings"), values, strict=True))
         fields = {name: by_name[name] for name in _DECISION_FIELDS}
         yield msgspec.convert(
@@ -281,9 +297,9 @@ def decisions(connection: sqlite3.Connection) -> Iterator[DecisionRow]:
         )
 
 
-def each(connection: sqlite3.Connection) -> Iterator[TaskRow]:
+def each(connection: sqlite3.Connection, up_to: int = LAST_ID) -> Iterator[TaskRow]:
     """Rows of all tasks, the newest first, as far as they are asked for."""
-    for values in connection.execute(f"{_SELECT} ORDER BY tasks.id DESC"):
+    for values in connection.execute(f"{_SELECT} WHERE tasks.id <= ? ORDER BY tasks.id DESC", (up_to,)):
         yield _row(values)
 
 

@@ -16,7 +16,9 @@ from magnitude.policy.trained import Trained
 
 
 class Running(msgspec.Struct, frozen=True, kw_only=True):
-    """What a running service does with a model now. `fault`: why its loop was given up, "" while it was not."""
+    """What a running service does with a model now. `fault`: why its loop was given up, "" while it was not. Since
+    the service was started: `switches`, `delay_s` from the first sample that showed a decision's reason to the
+    decision, on average (None: there was none), and `cpu_s`, what the loop has computed itself."""
 
     strategy: Strategy
     strategy_id: str
@@ -24,6 +26,9 @@ class Running(msgspec.Struct, frozen=True, kw_only=True):
     since_s: float
     on: bool = True
     fault: str = ""
+    switches: int = 0
+    delay_s: float | None = None
+    cpu_s: float = 0.0
 
 
 class Retired(msgspec.Struct, frozen=True, kw_only=True):
