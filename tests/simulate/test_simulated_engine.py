@@ -52,7 +52,7 @@ def run(
     answer: Answer, load: str = "steady", own: SessionSpec = ALL, hours: float = 0.05
 ) -> tuple[ScriptedLoop, Trace]:
     loop = ScriptedLoop(own, answer)
-    engine = SimulatedEngine(loop, own, noise=0.02)
+    engine = SimulatedEngine(loop, own)
     profile = ROCK if own == ALL else PI
     return loop, simulate(profile, read_load(load), StockController(), hours=hours, ambient_c=10, engine=engine)
 
@@ -116,7 +116,8 @@ def test_what_the_loop_is_told_of_runs_is_what_the_board_takes_for_them() -> Non
     read_s = sum(each.tokens * each.runs for each in prefill) / sum(each.total_s for each in prefill)
     assert read_s == pytest.approx(said.prompt_tokens / (said.phase_shares["prefill"] * 360), rel=0.05)
     assert sum(each.runs * each.rows for each in decode) == pytest.approx(said.tokens, rel=0.02)
-    assert sum(each.tokens * each.runs for each in prefill) == pytest.approx(said.prompt_tokens, rel=0.02)
+    # Pieces are told rounded up to powers of two.
+    assert sum(each.tokens * each.runs for each in prefill) == pytest.approx(said.prompt_tokens, rel=0.05)
     assert {each.chunk for each in prefill} == {128}
     assert max(each.tokens for each in prefill) == 128
 
@@ -181,7 +182,7 @@ def test_board_and_load_are_told_when_they_change_and_the_board_every_ten_second
     loads = loop.told(LoadSeen)
     assert all(one != other for one, other in pairwise(loads))
     boards = [(at_s, each) for at_s, each in loop.seen if isinstance(each, BoardSeen)]
-    assert boards[0][1] == BoardSeen(cores=(4, 5, 6, 7, 0, 1, 2, 3), usable=8)
+    assert boards[0][1] == BoardSeen(cores=(4, 5, 6, 7, 0, 1, 2, 3), usable=8, big=4)
     assert 15 <= len(boards) <= 25
 
 

@@ -8,7 +8,7 @@ chance.
 from __future__ import annotations
 
 import random
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Literal, Protocol
 
 import msgspec
@@ -26,6 +26,7 @@ from magnitude.policy.terms import (
     EngineChanged,
     Event,
     LoadSeen,
+    MayExperiment,
     PrepareSession,
     Probe,
     ProbeDone,
@@ -51,6 +52,10 @@ CHECK_PIECES = 8
 CHECK_TOKENS = 64
 # Comparisons run between other work where no rest comes in so long.
 CHECK_WAIT_S = 30.0
+# The engine tells of its runs twice a second, and when it comes to rest; runs of many tokens together with those of
+# about as many (`engine.step_report`).
+REPORT_S = 0.5
+EXACT_TOKENS = 8
 # The board is told at least so often while anything runs.
 BOARD_EVERY_S = 10.0
 
@@ -77,9 +82,17 @@ class Errand(msgspec.Struct, frozen=True):
     tokens: int
 
 
+Scatter = Callable[[random.Random, float], float]
+
+
+def lognormal(chance: random.Random, now_s: float) -> float:
+    """A factor on a run's time."""
+    return chance.lognormvariate(0.0, NOISE)
+
+
 class SimulatedEngine:
-    """One engine with one model. `own` is the session that it was loaded with; `noise` the standard deviation of the
-    logarithm of a run's time. `decided` is the timeline,
+    """One engine with one model. `own` is the session that it was loaded with; `scatter` gives a factor on the time
+    of each run from chance and the moment. `decided` is the timeline,
     `switches` how often another strategy than before was put in force."""
 
     def __init__(
@@ -88,7 +101,7 @@ class SimulatedEngine:
         own: SessionSpec,
         *,
         seed: int = 1,
-        noise: float = NOISE,
+        scatter: Scatter = lognormal,
         prepare_s: float = PREPARE_S,
         added_bytes: int = ADDED_BYTES,
     ) -> None:
@@ -103,8 +116,10 @@ class SimulatedEngine:
         self._checks: list[_Check] = []
         self._probe: _ProbeUnderWay | None = None
         self._runs: dict[Part, int] = {}
+        self._report: dict[tuple[Part, SessionSpec, int, int], tuple[int, float]] = {}
+        self._report_since_s = 0.0
         self._chance = random.Random(seed)  # noqa: S311 - the same seed, the same course
-        self._noise = noise
+        self._scatter = scatter
         self._prepare_s = prepare_s
         self._added_bytes = added_bytes
         self._load = LoadSeen()
@@ -122,8 +137,9 @@ class SimulatedEngine:
 
     def begin(self, board: BoardSeen, now_s: float) -> None:
         """The engine is up, with the model's own session."""
-        self.tell(EngineChanged(up=True), now_s)
+        self.tell(MayExperiment(allowed=True), now_s)
         self.see_board(board, now_s)
+        self.tell(EngineChanged(up=True), now_s)
 
     def see_board(self, board: BoardSeen, now_s: float) -> None:
         """Told on when it changed, and every ten seconds while anything runs."""
@@ -136,9 +152,11 @@ class SimulatedEngine:
         if load == self._load:
             return
         self._load = load
-        if not self.idle and self._probe is not None:
-            self._end_probe(now_s, complete=False)
+        if self.idle:
+            self._tell_runs(now_s)
         self.tell(load, now_s)
+        if not self.idle:
+            self._end_probe(now_s, complete=False)
 
     def session(self, part: Part) -> SessionSpec:
         """Which one takes the next run of the part; where it is not there, the model's own."""
@@ -161,9 +179,14 @@ class SimulatedEngine:
     ) -> None:
         """So many runs are over, each of `run_s` but for chance."""
         self._runs[_phase(part)] = self._runs.get(_phase(part), 0) + runs
-        total_s = run_s * sum(self._scatter() for _ in range(runs))
-        chunk = self._strategy.prefill_chunk if part == "prefill" else 0
-        self.tell(RunsSeen(part, session, rows, tokens, runs, total_s, chunk), now_s)
+        if not self._report:
+            self._report_since_s = now_s
+        about = tokens if tokens <= EXACT_TOKENS else 1 << (tokens - 1).bit_length()
+        before, total_s = self._report.get((part, session, rows, about), (0, 0.0))
+        total_s += run_s * sum(self._factor(now_s) for _ in range(runs))
+        self._report[part, session, rows, about] = before + runs, total_s
+        if now_s - self._report_since_s >= REPORT_S:
+            self._tell_runs(now_s)
 
     def task_over(self, run_s: float, units: int, now_s: float, *, failed: bool = False) -> None:
         self.tell(TaskSeen(self._strategy.strategy_id, run_s, units, failed), now_s)
@@ -186,7 +209,7 @@ class SimulatedEngine:
                 self._checks.pop(0)
                 self.tell(SessionChecked(Verified(session=check.sessions[0], passed=True, equal=True)), now_s)
         elif self._probe is not None:
-            self._probe.seconds.append(run_s * self._scatter())
+            self._probe.seconds.append(run_s * self._factor(now_s))
             if self._probe.rounds == self._probe.probe.rounds:
                 self._end_probe(now_s, complete=True)
 
@@ -201,6 +224,8 @@ class SimulatedEngine:
 
     def advance(self, now_s: float) -> None:
         """Time has come to `now_s`."""
+        if not self.idle:
+            self._end_probe(now_s, complete=False)  # it was asked for although something is open
         for session, due_s in list(self._coming.items()):
             if due_s <= now_s + 1e-9:
                 del self._coming[session]
@@ -233,8 +258,6 @@ class SimulatedEngine:
                 self._strategy, self.trial = strategy, trial
             case Probe():
                 self._probe = _ProbeUnderWay(effect, self.own)
-                if not self.idle:
-                    self._end_probe(now_s, complete=False)
             case Decided():
                 self.decided.append((now_s, effect))
 
@@ -248,8 +271,14 @@ class SimulatedEngine:
         every = self.trial.every if self.trial is not None else 1
         return (every - 1) - self._runs.get(_phase(part), 0) % every
 
-    def _scatter(self) -> float:
-        return self._chance.lognormvariate(0.0, self._noise)
+    def _tell_runs(self, now_s: float) -> None:
+        report, self._report = self._report, {}
+        for (part, session, rows, tokens), (runs, total_s) in report.items():
+            chunk = self._strategy.prefill_chunk if part == "prefill" else 0
+            self.tell(RunsSeen(part, session, rows, tokens, runs, total_s, chunk), now_s)
+
+    def _factor(self, now_s: float) -> float:
+        return self._scatter(self._chance, now_s)
 
 
 def in_words(decided: Decided) -> str:

@@ -38,8 +38,10 @@ class EngineRuns:
         self._piece = 0.0
         self._wishes: tuple[int | None, int | None] = (None, None)
         self._heat: Heat = "cool"
+        self._clock_share = 1.0
         clusters = sorted(board.profile.clusters, key=lambda cluster: -cluster.capacity)
         self._cores = tuple(cpu for cluster in clusters for cpu in cluster.cpus)
+        self._big = sum(len(each.cpus) for each in clusters if each.capacity == clusters[0].capacity)
 
     def begin(self) -> None:
         self.engine.begin(self._seen(), self._board.now_s)
@@ -177,13 +179,16 @@ class EngineRuns:
         return load.inter_token_s if load.inter_token_s is not None else tokens / load.prefill_tokens_s
 
     def _seen(self) -> BoardSeen:
-        clock = self._fastest_clock()
+        if not self.engine.idle:
+            # Limits of rest say nothing of the work.
+            self._clock_share = self._fastest_clock()
         prefill, decode = self._wishes
         return BoardSeen(
             cores=self._cores,
             usable=len(self._cores),
+            big=self._big,
             heat=self._heat,
-            clock_share=clock,
+            clock_share=self._clock_share,
             prefill_threads=prefill,
             decode_threads=decode,
         )
