@@ -41,8 +41,10 @@ class BoardSeen(msgspec.Struct, frozen=True):
     """The board now, told when something of it changed, and at least every ten seconds while anything runs.
 
     `cores` are the CPUs by number that the engine may use, fastest clusters first, `big` how many of them are of the
-    fastest kind (0: all), `usable` how many may be used at once (quota). `clock_share` is what limits in force leave of the highest clock. `prefill_threads`, `decode_threads`:
-    what the thermal governor wishes; None: nothing. `smaller`: heat or supply ask for smaller weights.
+    fastest kind (0: all), `usable` how many may be used at once (quota). `clock_share` is what limits in force leave
+    of the highest clock. `prefill_threads` and `decode_threads` are what the thermal governor wishes, None: nothing.
+    `smaller`: heat or supply ask for smaller weights. `bandwidth_use` is the share of the memory's bandwidth that
+    decoding takes; None: not known.
     """
 
     cores: tuple[int, ...]
