@@ -87,7 +87,7 @@ def attribute(
         }
         typer.echo(json.dumps(document, indent=2))
     else:
-        typer.echo(_report(found, seen, title))
+        typer.echo(_report(found, seen, title, max(proof.rounds_took_s)))
     if plot is not None:
         from magnitude.cli.attribution_plot import plot as draw
 
@@ -152,15 +152,13 @@ def _here(address: Address) -> bool:
     return bool(address.socket) or urlsplit(address.url).hostname in ("localhost", "127.0.0.1", "::1")
 
 
-def _report(found: Attribution, seen: Seen, title: str) -> str:
+def _report(found: Attribution, seen: Seen, title: str, longest_round_s: float) -> str:
     from magnitude.policy.attribution import LEAST_ROUNDS
 
-    lines = [title, "", f"{'':20}{'off':>12}{'on':>12}{'on/off':>9}   95 %"]
+    lines = [title, "", f"{'':20}{'off':>12}{'on':>12}{'on/off':>9}   95 % interval"]
     lines += [_row(one) for one in found.figures]
     if not any(one.name.startswith("energy") for one in found.figures):
-        lines.append(
-            f"{'energy of the work':20}{'not available: no sensor of power, and no profile of this board':>12}"
-        )
+        lines.append(f"{'energy of the work':20}  not available: no sensor of power, and no profile of this board")
     lines.append("")
     if seen.energy:
         lines.append(f"energy: {seen.energy}")
@@ -170,13 +168,19 @@ def _report(found: Attribution, seen: Seen, title: str) -> str:
     lines.append(f"the loop itself: {seen.loop_cpu_share:.3%} of a core")
     lines += [f"off: {words}" for words in seen.strategies_off] + [f"on: {words}" for words in seen.strategies_on]
     if found.rounds < LEAST_ROUNDS:
-        lines.append(f"Fewer than {LEAST_ROUNDS} rounds say nothing for certain: give it more minutes.")
+        need_min = longest_round_s * (LEAST_ROUNDS + 1) / 60
+        lines.append(
+            f"Fewer than {LEAST_ROUNDS} rounds say nothing for certain: here they take about {need_min:.0f} minutes."
+        )
     return "\n".join(lines)
 
 
 def _row(one: Figure) -> str:
-    ratio = f"{one.ratio.value:9.3f}   {one.ratio.low:.3f} to {one.ratio.high:.3f}" if one.ratio else f"{'-':>9}   -"
-    return f"{one.name:20}{_value(one.off, one.unit):>12}{_value(one.on, one.unit):>12}{ratio}  {one.verdict}"
+    told = one.verdict != "too few rounds"
+    ratio = f"{one.ratio.value:.3f}" if one.ratio else "-"
+    interval = f"{one.ratio.low:.3f} to {one.ratio.high:.3f}" if one.ratio and told else "-"
+    sides = f"{_value(one.off, one.unit):>12}{_value(one.on, one.unit):>12}"
+    return f"{one.name:20}{sides}{ratio:>9}   {interval:16}  {one.verdict}"
 
 
 def _value(value: float, unit: str) -> str:
