@@ -121,6 +121,14 @@ def _print(description: ModelDescription, manifest: Manifest | None, golden: Gol
                 shown.append(f"{entry.perplexity:.2f} ({entry.reference_perplexity:.2f})")
             table.add_row(entry.graph, entry.reference, str(entry.tokens), *shown)
         console.print(table)
+    if manifest.graphs:
+        table = Table(box=None, pad_edge=False, header_style="bold", title="fusion plans", title_justify="left")
+        for column in ("graph", "products", "against the serving graph"):
+            table.add_column(column)
+        for graph in manifest.graphs:
+            apart = f"logits up to {graph.largest_difference:.3f} apart, top-1 {graph.top1_agreement:.4f}"
+            table.add_row(graph.file, graph.plan, "equal to the bit" if graph.equal else apart)
+        console.print(table)
     table = Table(box=None, pad_edge=False, header_style="bold", title="files", title_justify="left")
     table.add_column("name")
     table.add_column("size", justify="right")

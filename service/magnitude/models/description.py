@@ -95,5 +95,7 @@ class ModelDescription(msgspec.Struct, frozen=True, kw_only=True):
     fallback_graph_file: str | None = None
     # The same weights with adapters as inputs (`graphs/lora.py`); slower, so it serves only where there are adapters.
     lora_graph_file: str | None = None
+    # Fusion plans: graphs over the same weights with the same inputs and outputs, that a further session may load.
+    graphs: tuple[str, ...] = ()
     licence: str = ""
     created_s: int = 0  # wall clock, for people only

@@ -78,6 +78,19 @@ class Verification(msgspec.Struct, frozen=True, kw_only=True):
     passed: bool
 
 
+class GraphPlan(msgspec.Struct, frozen=True, kw_only=True):
+    """Another graph over the same weights that may stand for the serving graph, and how near its logits were to that
+    graph's over the golden texts. `equal`: to the bit. `plan` says in words what differs."""
+
+    file: str
+    plan: str
+    equal: bool
+    largest_difference: float
+    top1_agreement: float
+    kl_nats: float
+    verified: bool
+
+
 class Manifest(msgspec.Struct, frozen=True, kw_only=True):
     """Everything that is known of an imported model.
 
@@ -102,6 +115,7 @@ class Manifest(msgspec.Struct, frozen=True, kw_only=True):
     chat_template_file: str | None = None
     fallback_graph_file: str | None = None
     lora_graph_file: str | None = None
+    graphs: tuple[GraphPlan, ...] = ()
     quantisation: Quantisation | None = None
     verification: tuple[Verification, ...] = ()
     notes: tuple[str, ...] = ()
@@ -140,6 +154,7 @@ def read_manifest(folder: Path) -> Manifest:
         what = "empty" if not data else f"torn or not ours ({error})"
         raise ModelError(f"{path}: the manifest is {what}", hint=again, param=str(path)) from error
     graphs = [manifest.graph_file, manifest.fallback_graph_file, manifest.lora_graph_file]
+    graphs += [plan.file for plan in manifest.graphs]
     names = [*graphs, manifest.tokenizer_file, manifest.chat_template_file, *manifest.files]
     for name in names:
         if name is not None:
@@ -164,6 +179,7 @@ def describe(folder: Path, manifest: Manifest) -> ModelDescription:
         chat_template_file=manifest.chat_template_file,
         fallback_graph_file=manifest.fallback_graph_file,
         lora_graph_file=manifest.lora_graph_file,
+        graphs=tuple(plan.file for plan in manifest.graphs if plan.verified),
         licence=manifest.licence,
         created_s=manifest.created_s,
     )

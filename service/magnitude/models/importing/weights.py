@@ -17,12 +17,19 @@ from magnitude.models.graphs.last_row import write_last_row_graph
 from magnitude.models.graphs.linear import Bits
 from magnitude.models.graphs.lora import LORA_GRAPH_FILE, write_lora
 from magnitude.models.importing.accuracy import FALLBACK_GRAPH_FILE, FLOAT, INT8, apply_plan, write_fallback
+from magnitude.models.importing.fusion_check import add_plans
 from magnitude.models.importing.order import ImportJob, Report, versions
 from magnitude.models.importing.source_kind import recognise
-from magnitude.models.importing.verify_decoder import FEWEST_TOKENS, Decision, DecoderCheck, record_decoder
+from magnitude.models.importing.verify_decoder import (
+    FEWEST_TOKENS,
+    Decision,
+    DecoderCheck,
+    compared_texts,
+    record_decoder,
+)
 from magnitude.models.importing.verify_encoder import EncoderDecision, decide_encoder, record_encoder
 from magnitude.models.integrity import file_entry, files_sha256, model_hash
-from magnitude.models.manifest import SCHEMA_VERSION, Manifest, Quantisation, SourceEntry, TensorGroup
+from magnitude.models.manifest import SCHEMA_VERSION, GraphPlan, Manifest, Quantisation, SourceEntry, TensorGroup
 from magnitude.models.sources import WeightSource, open_source
 from magnitude.models.tokenizers.chat_template import TEMPLATE_FILE
 from magnitude.models.tokenizers.from_folder import tokenizer_from_folder
@@ -83,6 +90,11 @@ def import_weights(job: ImportJob, staging: Path, report: Report) -> Manifest:
     if job.lora and built.decoder is not None:
         write_lora(staging / built.graph_file, staging / LORA_GRAPH_FILE, built.decoder.layers)
     shutil.rmtree(check)
+    plans: tuple[GraphPlan, ...] = ()
+    plan_notes: tuple[str, ...] = ()
+    if built.decoder is not None:
+        report(0.85, "writing fusion plans")
+        plans, plan_notes = add_plans(staging, built.graph_file, built.decoder, compared_texts(source, texts))
     report(0.9, "recording the golden set")
     files = {name: file_entry(staging / name) for name in (built.graph_file, DATA_FILE)}
     the_hash = model_hash(files, files)
@@ -122,6 +134,7 @@ def import_weights(job: ImportJob, staging: Path, report: Report) -> Manifest:
         chat_template_file=template_file,
         fallback_graph_file=FALLBACK_GRAPH_FILE if (staging / FALLBACK_GRAPH_FILE).exists() else None,
         lora_graph_file=LORA_GRAPH_FILE if job.lora else None,
+        graphs=plans,
         quantisation=Quantisation(
             bits=bits,
             groups=_groups(built),
@@ -131,7 +144,7 @@ def import_weights(job: ImportJob, staging: Path, report: Report) -> Manifest:
             kv_scales=decision.kv_origin if isinstance(decision, Decision) else "",
         ),
         verification=decision.verification,
-        notes=(*parts.notes, *_warnings(decision)),
+        notes=(*parts.notes, *_warnings(decision), *plan_notes),
         licence=str(source.metadata.get("licence") or ""),
         created_s=job.created_s,
         made_with=versions(),
