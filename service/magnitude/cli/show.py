@@ -149,6 +149,7 @@ def _facts(description: ModelDescription, manifest: Manifest | None) -> dict[str
 
     from magnitude.cli.numbers import size
     from magnitude.models.adapters import scan_adapters
+    from magnitude.models.tolerance import told
 
     facts = {"folder": description.folder, "weights": size(description.weight_bytes)}
     if (shape := description.decoder) is not None:
@@ -167,6 +168,13 @@ def _facts(description: ModelDescription, manifest: Manifest | None) -> dict[str
     if description.lora_graph_file is not None:
         names = ", ".join(entry.name for entry in scan_adapters(description))
         facts["adapters"] = names or "none yet: `magnitude import SOURCE --adapter-for` this model"
+    if description.precision:
+        facts["precision"] = description.precision
+    if description.variant_of:
+        facts["variant of"] = description.variant_of
+        facts["chosen by itself"] = f"no: {description.outside}" if description.outside else "yes"
+    if description.tolerance is not None:
+        facts["tolerance"] = told(description.tolerance)
     facts["licence"] = description.licence or "not stated"
     facts["hash"] = description.model_hash
     if manifest is not None:

@@ -20,6 +20,7 @@ from magnitude.models.description import (
     ModelDescription,
     SpecialTokens,
 )
+from magnitude.models.tolerance import Tolerance
 from magnitude.models.untrusted import CONFIG_MAX_BYTES, inside, read_capped
 from magnitude.persist import write_atomic
 
@@ -62,6 +63,12 @@ class Quantisation(msgspec.Struct, frozen=True, kw_only=True):
     accuracy_reason: str = ""
     kv_type: KvType | None = None
     kv_scales: str = ""  # where the scales of an INT8 KV cache come from
+
+
+def precision_of(bits: int, kv_type: KvType | None) -> str:
+    """Weights and KV in one word, as it may stand in a folder's name: "int4", "float32-kv8"."""
+    weights = "float32" if bits == 16 else f"int{bits}"
+    return f"{weights}-kv8" if kv_type == "int8" else weights
 
 
 class Verification(msgspec.Struct, frozen=True, kw_only=True):
@@ -116,6 +123,11 @@ class Manifest(msgspec.Struct, frozen=True, kw_only=True):
     fallback_graph_file: str | None = None
     lora_graph_file: str | None = None
     graphs: tuple[GraphPlan, ...] = ()
+    variant_of: str = ""
+    parent_hash: str = ""
+    outside: str = ""
+    precision: str = ""
+    tolerance: Tolerance | None = None
     quantisation: Quantisation | None = None
     verification: tuple[Verification, ...] = ()
     notes: tuple[str, ...] = ()
@@ -180,6 +192,18 @@ def describe(folder: Path, manifest: Manifest) -> ModelDescription:
         fallback_graph_file=manifest.fallback_graph_file,
         lora_graph_file=manifest.lora_graph_file,
         graphs=tuple(plan.file for plan in manifest.graphs if plan.verified),
+        variant_of=manifest.variant_of,
+        parent_hash=manifest.parent_hash,
+        outside=manifest.outside,
+        precision=manifest.precision or _precision(manifest.quantisation),
+        tolerance=manifest.tolerance,
         licence=manifest.licence,
         created_s=manifest.created_s,
     )
+
+
+def _precision(quantisation: Quantisation | None) -> str:
+    """Of a folder that was imported before manifests named it; graphs of others say nothing of their weights."""
+    if quantisation is None or not quantisation.bits:
+        return ""
+    return precision_of(quantisation.bits, quantisation.kv_type)
