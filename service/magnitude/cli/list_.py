@@ -59,8 +59,7 @@ def list_models(folder: ModelsFolderOption = None, config: ConfigOption = None, 
     from magnitude.cli.numbers import size
 
     table = Table(box=None, pad_edge=False, header_style="bold")
-    table.add_column("name", no_wrap=True)
-    for column in ("kind", "family"):
+    for column in ("name", "kind", "family"):
         table.add_column(column)
     for column in ("weights", "context"):
         table.add_column(column, justify="right")
