@@ -59,7 +59,8 @@ def list_models(folder: ModelsFolderOption = None, config: ConfigOption = None, 
     from magnitude.cli.numbers import size
 
     table = Table(box=None, pad_edge=False, header_style="bold")
-    for column in ("name", "kind", "family"):
+    table.add_column("name", overflow="fold")  # a name is of use only as a whole
+    for column in ("kind", "family"):
         table.add_column(column)
     for column in ("weights", "context"):
         table.add_column(column, justify="right")
