@@ -40,13 +40,16 @@ class TaskSeen(msgspec.Struct, frozen=True):
 class BoardSeen(msgspec.Struct, frozen=True):
     """The board now, told when something of it changed, and at least every ten seconds while anything runs.
 
-    `cores` are the CPUs by number that the engine may use, fastest clusters first, `usable` how many of them at once
-    (quota). `clock_share` is what limits in force leave of the highest clock. `prefill_threads`, `decode_threads`:
-    what the thermal governor wishes; None: nothing. `smaller`: heat or supply ask for smaller weights.
+    `cores` are the CPUs by number that the engine may use, fastest clusters first, `big` how many of them are of the
+    fastest kind (0: all), `usable` how many may be used at once (quota). `clock_share` is what limits in force leave
+    of the highest clock. `prefill_threads` and `decode_threads` are what the thermal governor wishes, None: nothing.
+    `smaller`: heat or supply ask for smaller weights. `bandwidth_use` is the share of the memory's bandwidth that
+    decoding takes; None: not known.
     """
 
     cores: tuple[int, ...]
     usable: int
+    big: int = 0
     heat: Heat = "cool"
     clock_share: float = 1.0
     memory: MemoryLevel = "ample"
@@ -54,6 +57,7 @@ class BoardSeen(msgspec.Struct, frozen=True):
     prefill_threads: int | None = None
     decode_threads: int | None = None
     smaller: bool = False
+    bandwidth_use: float | None = None
 
 
 class LoadSeen(msgspec.Struct, frozen=True):
@@ -99,6 +103,12 @@ class EngineChanged(msgspec.Struct, frozen=True):
     up: bool
 
 
+class MayExperiment(msgspec.Struct, frozen=True):
+    """Whether a new experiment may begin: several models share one board, and one of them may experiment."""
+
+    allowed: bool
+
+
 class Tick(msgspec.Struct, frozen=True):
     """Time has passed. Told when `wake_s` is reached."""
 
@@ -113,6 +123,7 @@ Event = (
     | SessionChecked
     | ProbeDone
     | EngineChanged
+    | MayExperiment
     | Tick
 )
 
@@ -164,7 +175,11 @@ class Probe(msgspec.Struct, frozen=True):
     rounds: int
 
 
-DecisionKind = Literal["start", "switch", "revert", "trial", "kept", "rejected", "prepared", "dropped", "retired"]
+# "start": with what a model begins; "situation": the board changed, and the table has another row for it; "switch":
+# learned by comparison; "revert": the guard took a switch back; "trial": a comparison begins; "kept": it was not won.
+DecisionKind = Literal[
+    "start", "situation", "switch", "revert", "trial", "kept", "rejected", "prepared", "dropped", "retired", "pinned"
+]
 
 
 class Decided(msgspec.Struct, frozen=True):
