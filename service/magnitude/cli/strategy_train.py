@@ -62,7 +62,7 @@ def train(
     """
     from magnitude.errors import ConfigError
 
-    if output is None and export is None and report is None and not as_json:
+    if not (output or export or report or plot or as_json):
         raise ConfigError("nothing is to be written", hint="Name a file for the table with -o", param="--output")
     _can_train()
     from magnitude.training.reading import export_parquet, read_records
@@ -78,7 +78,7 @@ def train(
     if export is not None:
         rows = export_parquet(found, export)
         typer.echo(f"written: {export}, {rows} tasks", err=as_json)
-        if output is None and report is None and plot is None and not as_json:
+        if not (output or report or plot or as_json):
             return
     from magnitude.policy.trained import write_trained
     from magnitude.training.costs import TrainingRules
