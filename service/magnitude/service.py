@@ -32,9 +32,9 @@ from magnitude.config import Settings
 from magnitude.engine.client import EngineLink
 from magnitude.engine.protocol import Heartbeat, PoolUse, Steps, Tokens, ToService
 from magnitude.errors import EngineNotReady, MagnitudeError
+from magnitude.feedback.circumstances import PlanFacts
 from magnitude.feedback.metrics import Metrics
 from magnitude.feedback.recorder import Recorder
-from magnitude.feedback.situation import PlanFacts
 from magnitude.models.description import ModelDescription
 from magnitude.paths import Paths
 from magnitude.policy.provision import BoardFacts, draft_bytes
@@ -162,6 +162,7 @@ class Service:
             last_lines=lambda: self.supervisor.last_lines,
             step_deadline_s=settings.engine.step_deadline_s,
             temperature_c=lambda: self.board.temp_c,
+            throttled=lambda: self.board.throttled,
         )
         self.feedback = self.recorder.feedback
         self._files = SlotFiles(paths.state / "kv", roots=roots)
@@ -214,6 +215,7 @@ class Service:
             engine=self._engine_figures,
             roots=roots,
             note=self.sampler.note_memory,
+            told=self.recorder.memory_step_taken,
         )
         self.dispatcher.watched.memory = self.memory.state
         self.recorder.start()
@@ -292,6 +294,7 @@ class Service:
             ask_permission=lambda policies: ask(CapFiles(roots).limit_path(policies[0])),
             simulated=simulated is not None,
             speed=simulated.options.speed if simulated is not None else 1.0,
+            told=self.recorder.board_decided,
         )
         return sampler, watch
 
@@ -382,7 +385,7 @@ class Service:
             self.dispatcher.on_message(message)
 
     def _on_beat(self, heartbeat: Heartbeat) -> None:
-        self.recorder.failures.beat(heartbeat)
+        self.recorder.beat(heartbeat)
 
     def _on_up(self, link: EngineLink) -> None:
         self.pace.engine_up(link)  # before the first request

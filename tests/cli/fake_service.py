@@ -20,6 +20,7 @@ from starlette.responses import JSONResponse, Response, StreamingResponse
 from starlette.routing import Route
 
 from magnitude.feedback.records import TaskRow
+from magnitude.feedback.timeline import Timeline
 
 STATE = {
     "version": "9.9.9",
@@ -71,6 +72,7 @@ class FakeService:
         self.requests: list[dict[str, Any]] = []
         self.kept: list[dict[str, Any]] = []
         self.records: list[TaskRow] = []
+        self.timeline = Timeline(since_s=60.0, decisions=[], lanes=[], tasks=[])
         self.asked: dict[str, str] = {}  # the query for them
         self.more_state: dict[str, Any] = {}
         self.recycled: dict[str, Any] = {"reason": "", "engine_pid": 4243, "took_s": 0.5, "open_requests": 0}
@@ -88,6 +90,7 @@ class FakeService:
                 Route("/v1/models", lambda request: JSONResponse({"data": [{"id": "tiny-chat"}]})),
                 Route("/v1/magnitude/state", self._state),
                 Route("/v1/magnitude/records", self._records),
+                Route("/v1/magnitude/timeline", self._timeline),
                 Route("/metrics", lambda request: Response("magnitude_slots 4\n")),
                 Route("/v1/magnitude/reload", self._reload, methods=["POST"]),
                 Route("/v1/magnitude/recycle", self._recycle, methods=["POST"]),
@@ -111,6 +114,11 @@ class FakeService:
         self.asked = dict(request.query_params)
         counts = Counter(row.task.outcome for row in self.records)
         return JSONResponse({"data": msgspec.to_builtins(self.records), "counts": counts, "persistence": "on"})
+
+    def _timeline(self, request: Request) -> Response:
+        self.asked = dict(request.query_params)
+        said = msgspec.to_builtins(self.timeline)
+        return JSONResponse({"object": "timeline", "persistence": "on", **said})
 
     async def _recycle(self, request: Request) -> Response:
         self.recycle_asked.append(await request.json())

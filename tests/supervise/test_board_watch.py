@@ -32,6 +32,7 @@ def test_a_chip_under_lasting_load_is_kept_below_the_firmwares_limit_by_its_cloc
     assert board.board.temp_c < board.profile.trips.soft_c
     assert board.watch.thermal_state().caps_khz == {"policy0": board.cap_khz()}
     assert any(text.startswith("clocks: policy0") for text in board.decided("caps"))
+    assert board.watch.throttled
 
 
 def test_where_clocks_cannot_be_written_the_engine_pauses_instead(tmp_path: Path) -> None:
@@ -80,6 +81,7 @@ def test_policies_that_may_not_be_written_are_asked_for_once(tmp_path: Path) -> 
     board.eyes.change = locked
     board.pass_s(30)
     assert board.asked == [["policy0"]]
+    assert board.watch.throttled is False
 
 
 def test_a_stop_gives_the_clocks_back_and_nothing_is_written_after_it(tmp_path: Path) -> None:

@@ -37,6 +37,7 @@ ORDER = (
     "simulate",
     "doctor",
     "records",
+    "timeline",
     "failures",
     "replay",
     "support",

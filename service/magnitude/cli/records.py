@@ -94,9 +94,9 @@ def _show(rows: list[TaskRow], counts: dict[str, int]) -> None:
     ):
         table.add_column(heading, justify="left" if heading in left else "right")
     for row in rows:
-        task, situation = row.task, row.situation
+        task, circumstances = row.task, row.circumstances
         ago = age_s(row.stamp, now)
-        free_bytes = situation.memory_headroom_bytes
+        free_bytes = circumstances.memory_headroom_bytes
         code = f" ({task.code})" if task.code else ""
         table.add_row(
             age(ago) if ago is not None else "?",
@@ -110,7 +110,7 @@ def _show(rows: list[TaskRow], counts: dict[str, int]) -> None:
             f"{task.prefill_s:.2f} s",
             f"{task.decode_s:.2f} s",
             f"{task.batch:.1f}" if task.batch else "-",
-            str(situation.queue_depth),
+            str(circumstances.queue_depth),
             f"{free_bytes / 1e6:.0f} MB" if free_bytes is not None else "-",
             task.request or "-",
         )

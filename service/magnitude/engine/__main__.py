@@ -20,6 +20,7 @@ import time
 import onnxruntime
 
 import magnitude
+from magnitude.board.counters import Counters
 from magnitude.engine import process
 from magnitude.engine.heartbeat import start_heartbeat
 from magnitude.engine.link import Link, ServiceGone, start_reader
@@ -109,7 +110,12 @@ def main(arguments: list[str] | None = None) -> int:
                 PROTOCOL_VERSION,
             )
             return process.EXIT_VERSION_MISMATCH
-        start_heartbeat(link, progress, stop)
+        # Before any session: threads that are there already are not counted.
+        counters = Counters()
+        if counters.missing:
+            reasons = "; ".join(f"{name}: {why}" for name, why in counters.missing.items())
+            log.info("not counted by the processor: %s", reasons)
+        start_heartbeat(link, progress, stop, counters=counters)
         loop.run()
     except MemoryError:
         # Python itself ran dry; what else broke on the way is unknown, so a new process is the safe answer.

@@ -14,6 +14,7 @@ from typing import Literal
 
 import msgspec
 
+from magnitude.board.counters import CounterReading
 from magnitude.engine.kv_layout import KvLayout
 from magnitude.engine.message import Message
 from magnitude.engine.session_messages import (
@@ -418,7 +419,8 @@ class Drained(Message, frozen=True, kw_only=True, tag="drained"):
 class Heartbeat(Message, frozen=True, kw_only=True, tag="heartbeat"):
     """Sent twice a second by a thread of its own. `steps` counts finished graph runs: *that* is progress; the
     message itself only says that the process breathes. `busy_s` is the age of the run under way (0: idle). `paused`:
-    no run is under way because the pace does not allow one yet."""
+    no run is under way because the pace does not allow one yet. `counted` is what the processor counted for the
+    engine since it started; None: nothing is counted."""
 
     steps: int
     open_requests: int
@@ -426,6 +428,7 @@ class Heartbeat(Message, frozen=True, kw_only=True, tag="heartbeat"):
     rss_bytes: int
     run_pool: PoolUse = PoolUse()
     paused: bool = False
+    counted: CounterReading | None = None
 
 
 ToEngine = (

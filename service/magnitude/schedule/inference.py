@@ -184,6 +184,7 @@ class ServiceState(msgspec.Struct, frozen=True, kw_only=True):
     service_rss_bytes: int
     models: list[ModelState]
     figures: dict[str, TaskFigures]
+    figures_by_heat: dict[str, TaskFigures] = {}  # the same by how warm the board was, where that is known
     schedule: ScheduleFigures = ScheduleFigures()
     engine_open_requests: int = 0  # by the engine's own count, at its last heartbeat
     engine_recycles: int = 0  # engines that were replaced on purpose

@@ -5,7 +5,7 @@ from __future__ import annotations
 import msgspec
 
 from magnitude.feedback.bundles import ServedModel
-from magnitude.feedback.situation import PlanFacts
+from magnitude.feedback.circumstances import PlanFacts
 from magnitude.schedule.plan import ModelPlan
 
 

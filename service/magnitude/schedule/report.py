@@ -133,6 +133,7 @@ def state_of(
         service_rss_bytes=psutil.Process().memory_info().rss,
         models=[_model_state(plan, residency[plan.description.name]) for plan in plans],
         figures=feedback.figures(),
+        figures_by_heat=feedback.figures_by_heat(),
         schedule=schedule,
         runs=feedback.runs.figures(),
         run_times=feedback.runs.times,

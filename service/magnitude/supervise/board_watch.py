@@ -25,6 +25,7 @@ from magnitude.config.power import PowerSettings
 from magnitude.config.thermal import ThermalSettings
 from magnitude.governor.decision import Decision
 from magnitude.governor.heat_limits import cannot_wait, limits_with
+from magnitude.governor.held_back import held_back
 from magnitude.governor.power import PowerGovernor, PowerLimits, PowerRules, limits_of
 from magnitude.governor.power_state import PowerState, power_state
 from magnitude.governor.thermal import ThermalGovernor, state_of
@@ -137,9 +138,10 @@ class BoardWatch:
         ask_permission: Callable[[Sequence[str]], None] = lambda policies: None,
         simulated: bool = False,
         speed: float = 1.0,
+        told: Callable[[Decision], None] = lambda decision: None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        """Raises `ConfigError` for temperatures that do not fit the board's."""
+        """`told` keeps decisions. Raises `ConfigError` for temperatures that do not fit the board's."""
         self._thermal = thermal
         self._power = power
         self._profile = profile
@@ -155,7 +157,7 @@ class BoardWatch:
         self._simulated = simulated
         self._speed = speed
         self._clock = clock
-        self.decisions = DecisionLog(clock)
+        self.decisions = DecisionLog(clock, told)
         self.governor: ThermalGovernor | None = None
         self.power = PowerGovernor(_rules(power))
         self.wanted = Wanted()
@@ -178,6 +180,15 @@ class BoardWatch:
         """The warmest sensor at the processor; None: none has answered lately."""
         snapshot = self._fresh(self._eyes.latest())
         return snapshot.hottest_c if snapshot is not None else None
+
+    @property
+    def throttled(self) -> bool | None:
+        """Whether firmware, heat or supply hold the board back now; None: it is not seen."""
+        if (snapshot := self._fresh(self._eyes.latest())) is None:
+            return None
+        duty, _, caps_khz = self._in_force
+        heat = self.governor.state if self.governor is not None else "cool"
+        return held_back(snapshot.firmware, heat, self.power.tier, duty=duty, caps_khz=caps_khz)
 
     def phase_changed(self) -> None:
         """The engine began something else: the next look is now."""
