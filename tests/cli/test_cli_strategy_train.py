@@ -50,6 +50,10 @@ def worn(used: Strategy, number: int) -> tuple[float, float]:
     return (2.0 if used.decode.threads == 2 and number >= 1200 else 1.0), 0.0
 
 
+def trap(used: Strategy, _number: int) -> tuple[float, float]:
+    return (0.5, 0.05) if used.decode.threads == 2 else (1.0, 0.0)
+
+
 def test_a_table_is_written_and_named_by_its_id(recorded: Callable[..., Path], tmp_path: Path) -> None:
     table = tmp_path / "table.json"
     result = run(recorded(), "-o", table)
@@ -71,6 +75,15 @@ def test_a_table_that_would_lose_is_not_written_and_the_status_says_so(
     assert "chat on pi5-bare, decode" in result.output
     assert "hint:" in result.output
     assert "Refused" in report.read_text("utf-8")
+
+
+def test_a_choice_that_fails_too_often_is_named_once_with_its_reason(
+    recorded: Callable[..., Path], tmp_path: Path
+) -> None:
+    result = run(recorded(trap), "-o", tmp_path / "t.json")
+    lines = [line for line in result.output.splitlines() if line.startswith("rejected: 2 threads for decode of chat")]
+    assert len(lines) == 1
+    assert "tasks failed" in lines[0]
 
 
 def test_an_earlier_table_is_left_alone_by_one_that_is_refused(recorded: Callable[..., Path], tmp_path: Path) -> None:
