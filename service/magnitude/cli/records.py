@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from magnitude.feedback.circumstances import Circumstances
     from magnitude.feedback.records import TaskRow
 
-WIDE = 240
+WIDE = 1000
 
 
 def register(app: typer.Typer) -> None:
