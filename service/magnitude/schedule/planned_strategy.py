@@ -15,6 +15,8 @@ def model_facts(plan: ModelPlan) -> ModelFacts:
         name=description.name,
         kind=description.kind,
         own=SessionSpec(threads=provision.threads),
+        # Adapters run by the graph with their inputs, which no fusion plan has.
+        graphs=description.graphs if not plan.adapters else (),
         chunk=provision.prefill_chunk,
         # The knee of its throughput, once that is measured.
         max_batch=plan.compute_slots,
