@@ -43,7 +43,7 @@ log = logging.getLogger("magnitude.policy")
 # memory needs to be calm again.
 REFUSED_S = 30.0
 # A comparison waits so long for the engine to be idle; then its runs are taken between those of requests.
-CHECK_PATIENCE_S = 10.0
+CHECK_PATIENCE_S = 3.0
 # Engines that may die while they work on a session, or of themselves while it runs, before it is given up: one can be
 # an accident.
 DEATHS_TOLERATED = 2
