@@ -154,7 +154,7 @@ class Service:
             on_up=self._on_up,
             on_down=self._on_down,
             on_failed=self._on_failed,
-            spawn=partial(EngineProcess.spawn, group=engine_cgroup),
+            spawn=partial(EngineProcess.spawn, group=engine_cgroup, packed=paths.cache / "packed"),
             on_beat=self._on_beat,
             on_give_up=lambda reason: self.request_exit(EXIT_ENGINE_BUDGET_SPENT, reason),
             spare_wanted=lambda: settings.engine.spare != "off" and self._free_bytes() > SPARE_HEADROOM_BYTES,

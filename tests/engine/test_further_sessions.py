@@ -336,3 +336,22 @@ def test_memory_of_further_sessions_is_told(engine: EngineDriver, new_kv: NewKv,
     assert engine.stats().session_bytes == added
     release(engine, TWO)
     assert (engine.stats().sessions, engine.stats().session_bytes) == (0, 0)
+
+
+def test_drafts_are_verified_by_the_session_in_force_and_change_no_text(
+    engine: EngineDriver, new_kv: NewKv, folder: Path
+):
+    model = write_decoder(folder, all_positions=True)
+    engine.load(model, new_kv(model))
+    prompt = [1, 2, 3, 4] * 8
+    want, _ = engine.generate(prompt, max_new_tokens=50)
+    prepare(engine, TWO)
+    prepare(engine, THREE)
+    use(engine, decode=TWO, trial=TrialRuns(phase="decode", session=THREE, every=3))
+    got, _ = engine.generate(prompt, max_new_tokens=50, max_draft=4)
+    assert got == want
+    verified, decoded = runs_of(engine, "verify"), runs_of(engine, "decode")
+    assert None not in verified
+    trials = verified.get(THREE, 0) + decoded.get(THREE, 0)
+    in_force = verified.get(TWO, 0) + decoded.get(TWO, 0)
+    assert verified and trials == (trials + in_force) // 3

@@ -134,6 +134,7 @@ def test_pins_add_up_until_they_are_taken_back(service: InProcess, strategies: F
     assert service.post(ROUTE, {"model": "tiny-chat", "unpin": True}).status_code == 200
     assert strategies.dumps.pinned(binding) is None
     assert strategies.reread_models == ["tiny-chat"] * 3
+    assert strategies.known["tiny-chat"].samples == 90  # reading the files again has lost nothing
 
 
 @pytest.mark.parametrize(

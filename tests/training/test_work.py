@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from simulated_fleet import rows_of, strategy, table_of
 
 from magnitude.policy.situation import CLOCK_EDGES, Part, Situation, key_of
+from magnitude.policy.strategy import Strategy
 from magnitude.training import work
 from magnitude.training.columns import COLUMNS
 from magnitude.training.gather import choice_of, gather
@@ -119,6 +120,14 @@ def test_a_strategy_of_another_version_is_left_out_and_named() -> None:
     fleet = gather(_records(_row(), _row(strategy="deadbeef", settings='{"prefill": 7}')))
     assert fleet.unreadable == ("deadbeef",)
     assert sum(cell.tasks for cell in fleet.models[0].cells if cell.part == "decode") == 1
+
+
+def test_a_task_counts_once_however_its_strategy_is_written() -> None:
+    row = _row()
+    other = msgspec.json.encode(msgspec.json.decode(row["settings"], type=Strategy), order="sorted").decode()
+    assert other != row["settings"]
+    fleet = gather(_records(row, {**row, "settings": other}))
+    assert {cell.tasks for cell in fleet.models[0].cells} == {2}
 
 
 def test_each_part_is_compared_by_what_it_alone_changes() -> None:

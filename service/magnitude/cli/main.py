@@ -35,6 +35,7 @@ ORDER = (
     "rm",
     "budget",
     "bench",
+    "attribute",
     "simulate",
     "doctor",
     "records",

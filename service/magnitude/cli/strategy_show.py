@@ -129,10 +129,12 @@ def _generation(one: Shown) -> str:
 
 def bound(binding: Binding) -> str:
     """What the figures hold for, in a line."""
+    from magnitude.policy.drift import relevant
+
     parts = [f"board {binding.board}", f"weights {binding.model_hash[:12]}", f"ONNX Runtime {binding.ort_version}"]
     if binding.kernel_version:
         parts.append(f"operator library {binding.kernel_version}")
-    return ", ".join([*parts, f"CPU {' '.join(binding.cpu_features) or 'unknown'}"])
+    return ", ".join([*parts, f"CPU {' '.join(sorted(relevant(binding.cpu_features))) or 'unknown'}"])
 
 
 def cost_in_words(part: str, cost_s: float) -> str:

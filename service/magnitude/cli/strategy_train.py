@@ -62,7 +62,7 @@ def train(
     """
     from magnitude.errors import ConfigError
 
-    if output is None and export is None and report is None and not as_json:
+    if not (output or export or report or plot or as_json):
         raise ConfigError("nothing is to be written", hint="Name a file for the table with -o", param="--output")
     _can_train()
     from magnitude.training.reading import export_parquet, read_records
@@ -78,7 +78,7 @@ def train(
     if export is not None:
         rows = export_parquet(found, export)
         typer.echo(f"written: {export}, {rows} tasks", err=as_json)
-        if output is None and report is None and plot is None and not as_json:
+        if not (output or report or plot or as_json):
             return
     from magnitude.policy.trained import write_trained
     from magnitude.training.costs import TrainingRules
@@ -129,7 +129,7 @@ def _show(trained: Trained, skipped: tuple[Skipped, ...]) -> None:
     from rich.table import Table
 
     from magnitude.policy.tree import in_words
-    from magnitude.training.report import compared, gain_in_words
+    from magnitude.training.report import compared, count, gain_in_words
 
     proof = trained.proof
     for one in skipped:
@@ -145,7 +145,9 @@ def _show(trained: Trained, skipped: tuple[Skipped, ...]) -> None:
     if proof.gains:
         Console(highlight=False, soft_wrap=True, width=200).print(table, markup=False)
     entries = sum(len(one.entries) for one in trained.tables)
-    typer.echo(f"{entries} situations in {len(trained.tables)} tables")
+    typer.echo(f"{count(entries, 'situation')} in {count(len(trained.tables), 'table')}")
+    for line in _rejected(trained):
+        typer.echo(line)
     if trained.tree is not None:
         typer.echo(in_words(trained.tree))
     for note in proof.notes:
@@ -157,6 +159,19 @@ def _show(trained: Trained, skipped: tuple[Skipped, ...]) -> None:
             typer.echo(f"  by the {loss.method}: {where}: {loss.why}", err=True)
         hint = "--no-tree trains the tables alone" if _only_the_tree(trained) else "record more, or raise --tolerance"
         typer.echo(f"hint: {hint}", err=True)
+
+
+def _rejected(trained: Trained) -> list[str]:
+    """A line for each choice that is not to be used, however many situations say so."""
+    found = {
+        (one.board, one.model, rejected.part, rejected.choice.choice_id): rejected.reason
+        for one in trained.tables
+        for rejected in one.rejected
+    }
+    return [
+        f"rejected: {choice} for {part} of {model} on {board}: {reason}"
+        for (board, model, part, choice), reason in sorted(found.items())
+    ]
 
 
 def _only_the_tree(trained: Trained) -> bool:

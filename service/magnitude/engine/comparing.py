@@ -6,6 +6,7 @@ back the KV that it has written itself. So differences that add up along a text 
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator, Sequence
 from typing import Any
 
@@ -15,6 +16,7 @@ from magnitude.engine.decoder import Decoder
 from magnitude.engine.encoder import Encoder
 from magnitude.engine.encoder_buckets import bucket_tokens, check_ids
 from magnitude.engine.kv import KvMemory
+from magnitude.engine.kv_layout import KvLayout
 from magnitude.engine.message import Message
 from magnitude.engine.protocol import Failed, StepKind
 from magnitude.engine.sampling import F32
@@ -22,6 +24,7 @@ from magnitude.engine.session_messages import Compared, CompareSession
 from magnitude.engine.session_set import RunShape
 from magnitude.engine.session_spec import SessionSpec
 from magnitude.errors import RequestError
+from magnitude.models.description import ModelDescription
 
 # Positions of a piece: what a running answer waits for between two of its tokens, far less than a prompt's piece,
 # and the kernels for several rows are the same.
@@ -167,3 +170,44 @@ def compare_encoders(request: CompareSession, session: SessionSpec | None, encod
             yield
 
     return CompareJob(request, session, runs(), found)
+
+
+# Long enough for pieces and steps, and for positions to read what earlier ones left behind.
+_TRIED_TOKENS = 24
+
+
+def same_results(model: ModelDescription, one: Any, other: Any) -> bool:
+    """Whether two sessions of a decoder's or an encoder's graph compute the same, to the bit, in memory of their own.
+
+    Raises `ModelError` for a session that is not the model's.
+    """
+    spec = SessionSpec(threads=1)  # a name for the other one
+    text = [[(7919 * at) % 251 for at in range(1, _TRIED_TOKENS + 1)]]  # any ids do: what is compared is arithmetic
+    request = CompareSession(request_id=0, model=model.name, session=spec, slot=0, texts=text)
+    if model.decoder is None:
+        encoder = Encoder(model, one)
+        encoder.add_session(spec, other)
+        return _all_equal(compare_encoders(request, spec, encoder))
+    layout = KvLayout.of(model.decoder, slots=1, max_len=_TRIED_TOKENS)
+    fd = os.memfd_create(f"trial-kv-{model.name}")
+    try:
+        os.ftruncate(fd, layout.total_bytes)
+        kv = KvMemory(fd, layout)
+    finally:
+        os.close(fd)
+    try:
+        decoder = Decoder(model, one, kv)
+        try:
+            decoder.add_session(spec, other)
+            return _all_equal(compare_decoders(request, spec, decoder, kv, model.model_hash))
+        finally:
+            decoder.close()
+    finally:
+        kv.close()
+
+
+def _all_equal(job: CompareJob) -> bool:
+    answers: list[Message] = []
+    while not job.finished:
+        answers = job.advance()
+    return all(isinstance(answer, Compared) and answer.equal for answer in answers)

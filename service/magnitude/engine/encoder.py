@@ -6,6 +6,7 @@ memory has a bound however long the list is, and a decode step can be served bet
 
 from __future__ import annotations
 
+import logging
 import time
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -26,6 +27,8 @@ from magnitude.engine.sessions import describe
 from magnitude.engine.thread_place import ThreadPlace
 from magnitude.errors import EngineError, ModelError
 from magnitude.models.description import EncoderShape, ModelDescription
+
+log = logging.getLogger(__name__)
 
 # Weight of the newest run in the time of a token. Ten runs forget most of a disturbance.
 _NEWEST = 0.2
@@ -109,8 +112,15 @@ class Encoder:
         padded: int,
         into: NDArray[np.float32] | None = None,
     ) -> BoundRun:
-        """Run the texts by the session whose turn it is, see `run_by`."""
-        return self.run_by(self._sessions.take("prefill"), inputs, token_types, padded, into)
+        """Run the texts by the session whose turn it is, see `run_by`; by the own one where that fails."""
+        by = self._sessions.take("prefill")
+        try:
+            return self.run_by(by, inputs, token_types, padded, into)
+        except EngineError as error:
+            if by is None:
+                raise
+            log.warning("a run by the session of %s failed, the model's own one does it: %s", by.session_id, error)
+            return self.run_by(None, inputs, token_types, padded, into)
 
     def run_by(
         self,

@@ -19,6 +19,7 @@ from magnitude.engine.generation import never_started
 from magnitude.engine.link import ServiceGone
 from magnitude.engine.loaded import LoadedModel
 from magnitude.engine.message import Message
+from magnitude.engine.packed_weights import PackedWeights
 from magnitude.engine.preparing import SessionBuilt
 from magnitude.engine.process import give_back_memory
 from magnitude.engine.protocol import (
@@ -104,13 +105,15 @@ _TRIM_ABOVE_BYTES = 4 * 1024 * 1024
 
 
 class EngineLoop:
-    """Holds the models and the open jobs. `post` may be called from any thread."""
+    """Holds the models and the open jobs. `post` may be called from any thread; `packed` is where further sessions
+    keep packed weights."""
 
     def __init__(
         self,
         send: Callable[..., None],
         progress: Progress,
         clock: Callable[[], float] = time.monotonic,
+        packed: PackedWeights | None = None,
     ) -> None:
         self._send = send
         self._progress = progress
@@ -123,7 +126,7 @@ class EngineLoop:
         # others go on.
         self._waiting: dict[int, _Waiting] = {}
         self._sessions = SessionDesk(
-            self._models, self._work, progress, answer=self._answer, post=self.post, clock=clock
+            self._models, self._work, progress, answer=self._answer, post=self.post, clock=clock, packed=packed
         )
         self._builder = ThreadPoolExecutor(
             max_workers=1, thread_name_prefix="engine-grammar", initializer=self._sessions.place.leave

@@ -14,6 +14,7 @@ from typing import Any
 
 from magnitude.engine.loaded import LoadedModel
 from magnitude.engine.message import Message
+from magnitude.engine.packed_weights import PackedWeights
 from magnitude.engine.process import forget_mapped_pages, give_back_memory, trim_heap
 from magnitude.engine.session_messages import PrepareSession, SessionPrepared
 from magnitude.engine.session_spec import SessionSpec
@@ -22,6 +23,7 @@ from magnitude.engine.stats import read_memory
 from magnitude.engine.thread_place import ThreadPlace
 from magnitude.engine.work import Results
 from magnitude.errors import EngineError, ModelError, RequestError
+from magnitude.models.description import ModelDescription
 
 # More threads than any board has cores are a mistake, and each takes a stack.
 _MOST_THREADS = 256
@@ -51,16 +53,19 @@ class SessionBuilt:
 
 
 class Preparations:
-    """All that are asked for and not made yet. `post` takes `SessionBuilt` from the thread to the loop."""
+    """All that are asked for and not made yet. `post` takes `SessionBuilt` from the thread to the loop; `packed` is
+    where packed weights are kept (None: nowhere, each session has its own)."""
 
     def __init__(
         self,
         post: Callable[[SessionBuilt], None],
         place: ThreadPlace,
         clock: Callable[[], float] = time.monotonic,
+        packed: PackedWeights | None = None,
     ) -> None:
         self._post = post
         self._place = place
+        self._packed = packed
         self._clock = clock
         self._waiting: deque[Preparation] = deque()  # the first one is being made
         self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="engine-session")
@@ -123,9 +128,7 @@ class Preparations:
         added_bytes = 0
         try:
             if not preparation.abandoned:
-                folder = Path(preparation.model.description.folder)
-                graph_file = preparation.request.session.graph_file or preparation.model.description.graph_file
-                outcome, added_bytes = self._open(folder, graph_file, preparation.request.session)
+                outcome, added_bytes = self._open(preparation.model.description, preparation.request.session)
         except MemoryError:
             outcome = EngineError(
                 f"there is not enough memory for a further session of {preparation.request.model}",
@@ -136,12 +139,16 @@ class Preparations:
             outcome = error
         self._post(SessionBuilt(preparation, outcome, self._clock() - started_s, added_bytes))
 
-    def _open(self, folder: Path, graph_file: str, spec: SessionSpec) -> tuple[Any, int]:
+    def _open(self, model: ModelDescription, spec: SessionSpec) -> tuple[Any, int]:
+        folder = Path(model.folder)
         # The pool's threads inherit the CPUs of the thread that makes them.
         self._place.settle(spec.cpus)
         try:
             before_bytes = read_memory().anon_bytes
-            session = open_session(folder / graph_file, spec.threads, arena=spec.arena)
+            if self._packed is not None:
+                session = self._packed.open(model, spec)
+            else:
+                session = open_session(folder / (spec.graph_file or model.graph_file), spec.threads, arena=spec.arena)
         finally:
             self._place.leave()
         trim_heap()

@@ -330,8 +330,9 @@ class Finished(Message, frozen=True, kw_only=True, tag="finished"):
 
 
 class StepGroup(msgspec.Struct, frozen=True, kw_only=True):
-    """Graph runs of one shape since the last report: `rows` sequences of `tokens` new positions each. `session`: the
-    one that ran them, None: the model's own."""
+    """Graph runs of one shape since the last report: `rows` sequences of `tokens` new positions each, which
+    above 8 are rounded up to a power of two; `positions` is how many they were in all. `session`: the one that
+    ran them, None: the model's own."""
 
     model: str
     session: SessionSpec | None = None
@@ -341,6 +342,7 @@ class StepGroup(msgspec.Struct, frozen=True, kw_only=True):
     runs: int
     total_s: float
     max_s: float
+    positions: int = 0
 
 
 class Steps(Message, frozen=True, kw_only=True, tag="steps"):

@@ -9,6 +9,7 @@ from collections.abc import Callable
 from magnitude.engine.comparing import CompareJob
 from magnitude.engine.loaded import LoadedModel
 from magnitude.engine.message import Message
+from magnitude.engine.packed_weights import PackedWeights
 from magnitude.engine.preparing import Preparations, SessionBuilt
 from magnitude.engine.probing import ProbeJob
 from magnitude.engine.process import give_back_memory
@@ -26,7 +27,8 @@ _BESIDE_A_PROBE = (GetStats, Pace, UseSessions, CancelRequest)
 
 
 class SessionDesk:
-    """Further sessions of the loop's `models`. `answer` sends what comes of a request; `post` is the loop's."""
+    """Further sessions of the loop's `models`. `answer` sends what comes of a request; `post` is the loop's;
+    `packed` is where packed weights are kept."""
 
     def __init__(
         self,
@@ -37,6 +39,7 @@ class SessionDesk:
         answer: Callable[[Results], None],
         post: Callable[[SessionBuilt], None],
         clock: Callable[[], float] = time.monotonic,
+        packed: PackedWeights | None = None,
     ) -> None:
         self.place = ThreadPlace()
         self._models = models
@@ -44,7 +47,7 @@ class SessionDesk:
         self._progress = progress
         self._answer = answer
         self._clock = clock
-        self._preparations = Preparations(post, self.place, clock)
+        self._preparations = Preparations(post, self.place, clock, packed)
         self._probe: ProbeJob | None = None
 
     @property

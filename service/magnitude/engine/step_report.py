@@ -19,7 +19,7 @@ class StepReport:
     """Collects runs; `due` gives the report when it is time."""
 
     def __init__(self) -> None:
-        self._groups: dict[_Key, tuple[int, float, float]] = {}
+        self._groups: dict[_Key, tuple[int, int, float, float]] = {}
         self._since_s = 0.0
         self._paused_s = 0.0
 
@@ -38,8 +38,8 @@ class StepReport:
             self._since_s = now_s
         rounded = tokens if tokens <= _EXACT_TOKENS else 1 << (tokens - 1).bit_length()
         key = (model, session, kind, rows, rounded)
-        runs, total_s, max_s = self._groups.get(key, (0, 0.0, 0.0))
-        self._groups[key] = (runs + 1, total_s + run_s, max(max_s, run_s))
+        runs, positions, total_s, max_s = self._groups.get(key, (0, 0, 0.0, 0.0))
+        self._groups[key] = (runs + 1, positions + rows * tokens, total_s + run_s, max(max_s, run_s))
 
     def paused(self, paused_s: float) -> None:
         """No run was made for so long because the pace did not allow one."""
@@ -59,8 +59,9 @@ class StepReport:
                 runs=runs,
                 total_s=total_s,
                 max_s=max_s,
+                positions=positions,
             )
-            for (model, session, kind, rows, tokens), (runs, total_s, max_s) in self._groups.items()
+            for (model, session, kind, rows, tokens), (runs, positions, total_s, max_s) in self._groups.items()
         ]
         paused_s, self._paused_s = self._paused_s, 0.0
         self._groups.clear()

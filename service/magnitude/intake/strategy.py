@@ -60,13 +60,13 @@ class Strategies(HTTPEndpoint):
 
 
 def _change(control: StrategyControl, known: dict[str, Learned], action: str, fields: Fields, model: str) -> Changed:
-    """In a thread: it writes files. What was learned since the last save becomes a generation first."""
+    """In a thread: it writes files. What was learned since the last save is saved first, so that reading the files
+    again loses nothing."""
     if action != "import" and not model and not (action == "reset" and fields.boolean("all")):
         raise fields.wrong("model", "is missing", hint="Name one, or reset with all: true.")
-    if action in ("import", "reset"):
-        for name in [model] if model else known:
-            if known[name].entries:
-                control.dumps.save(known[name])
+    for name in [model] if model else known:
+        if known[name].entries:
+            control.dumps.save(known[name])
     if action == "import":
         data = fields.text("import").encode()
         return import_file(control.dumps, known, data, "the file", model=model, as_prior=fields.boolean("as_prior"))

@@ -19,8 +19,10 @@ import msgspec
 Mode = Literal["off", "on"]
 Verdict = Literal["better", "worse", "no difference shown", "too few rounds"]
 
-# Percentiles of fewer rounds than that are between the few values that there are, and mean nothing.
-LEAST_ROUNDS = 3
+# A figure of which there is one value a round (what the whole work took) differs the same way in n rounds by chance
+# alone with a probability of 2^(1-n), and the interval of such values always excludes 1: 3 % with six rounds, 25 %
+# with three.
+LEAST_ROUNDS = 6
 CONFIDENCE = 0.95
 # The ends of the interval are then right to about a tenth of its width.
 RESAMPLES = 2000

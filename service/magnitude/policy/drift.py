@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 import msgspec
 
+from magnitude.board.cpu import RELEVANT_FEATURES
 from magnitude.policy.learned import Binding, Entry, Learned
 
 # One measurement of the present weighs as much, a second one overrules it.
@@ -28,11 +31,16 @@ def changes(before: Binding, now: Binding) -> tuple[str, ...]:
         found.append(f"ONNX Runtime {before.ort_version or 'unknown'} -> {now.ort_version or 'unknown'}")
     if before.kernel_version != now.kernel_version:
         found.append(f"operator library {before.kernel_version or 'none'} -> {now.kernel_version or 'none'}")
-    gone = sorted(set(before.cpu_features) - set(now.cpu_features))
-    new = sorted(set(now.cpu_features) - set(before.cpu_features))
+    old, present = relevant(before.cpu_features), relevant(now.cpu_features)
+    gone, new = sorted(old - present), sorted(present - old)
     if gone or new:
         found.append("CPU features " + " ".join([*(f"-{name}" for name in gone), *(f"+{name}" for name in new)]))
     return tuple(found)
+
+
+def relevant(cpu_features: Iterable[str]) -> frozenset[str]:
+    """Those that change how fast a model runs: a new kernel that names one more flag is no new CPU."""
+    return RELEVANT_FEATURES & frozenset(cpu_features)
 
 
 def gives_prior(binding: Binding, now: Binding) -> bool:
@@ -41,7 +49,7 @@ def gives_prior(binding: Binding, now: Binding) -> bool:
     seldom their order; another CPU changes the order too."""
     return (
         binding.board == now.board
-        and set(binding.cpu_features) == set(now.cpu_features)
+        and relevant(binding.cpu_features) == relevant(now.cpu_features)
         and (binding.model_hash == now.model_hash or binding.model == now.model)
     )
 

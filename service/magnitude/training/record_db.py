@@ -44,12 +44,12 @@ class RecordsUnusable(MagnitudeError):
 
 
 class _Served(msgspec.Struct, frozen=True):
-    """Of a plan's facts what is needed here."""
+    """Of a plan's facts (`feedback.circumstances.PlanFacts`, of any version) what is needed here."""
 
     model_hash: str = ""
     board: str = ""
     ort_version: str = ""
-    weight_bytes: int | None = None
+    weight_bytes: int = 0
     threads: int | None = None
     graph_file: str = ""
     prefill_chunk_tokens: int | None = None
@@ -90,24 +90,24 @@ def _read(connection: sqlite3.Connection, schema: pa.Schema) -> pa.Table:
         plan: _served(facts) for plan, facts in connection.execute("SELECT plan_id, facts FROM plans").fetchall()
     }
     settings = dict(connection.execute("SELECT strategy_id, settings FROM strategies").fetchall())
-    chosen = {name: f"chosen_{name}" for name in _CHOSEN}
-    names = [*_TASKS, *chosen.values(), "plan"]
+    names = [*_TASKS, *_CHOSEN, "plan"]
+    # What the board was seen at stands for what was looked at when choosing, where nobody chose.
+    asked = [*_TASKS, *(_asked(name) for name in _CHOSEN), "plan"]
     batches: list[pa.RecordBatch] = []
     rows = connection.execute(
-        f"SELECT {', '.join(names)} FROM tasks WHERE strategy IS NOT NULL ORDER BY id"  # noqa: S608 - our names
+        f"SELECT {', '.join(asked)} FROM tasks WHERE strategy IS NOT NULL ORDER BY id"  # noqa: S608 - our names
     )
     while found := rows.fetchmany(_AT_ONCE):
         values = dict(zip(names, zip(*found, strict=True), strict=True))
         served = [plans.get(plan, _Served()) for plan in values["plan"]]
-        flat: dict[str, Any] = {name: values[name] for name in _TASKS}
-        flat |= {name: values[column] for name, column in chosen.items()}
+        flat: dict[str, Any] = {name: values[name] for name in (*_TASKS, *_CHOSEN)}
         flat |= {
             "throttled": [None if value is None else bool(value) for value in values["throttled"]],
             "settings": [settings.get(strategy) for strategy in values["strategy"]],
             "board": [plan.board or None for plan in served],
             "model_hash": [plan.model_hash or None for plan in served],
             "ort_version": [plan.ort_version or None for plan in served],
-            "weight_bytes": [plan.weight_bytes for plan in served],
+            "weight_bytes": [plan.weight_bytes or None for plan in served],
             "own_threads": [plan.threads for plan in served],
             "own_graph": [plan.graph_file for plan in served],
             "own_chunk": [plan.prefill_chunk_tokens for plan in served],
@@ -116,6 +116,10 @@ def _read(connection: sqlite3.Connection, schema: pa.Schema) -> pa.Table:
         arrays = [pa.array(flat.get(field.name, missing), field.type) for field in schema]
         batches.append(pa.RecordBatch.from_arrays(arrays, schema=schema))
     return pa.Table.from_batches(batches, schema=schema)
+
+
+def _asked(name: str) -> str:
+    return f"COALESCE(chosen_{name}, {name})" if name in ("cores", "clock_share") else f"chosen_{name}"
 
 
 def _served(facts: str) -> _Served:

@@ -9,7 +9,7 @@ from pathlib import Path
 import msgspec
 
 from magnitude.errors import ConfigError, MagnitudeError
-from magnitude.policy.trained import Gain, Trained
+from magnitude.policy.trained import Gain, ModelTable, Trained
 from magnitude.policy.tree import in_words
 from magnitude.training.reading import Skipped
 
@@ -69,7 +69,7 @@ def compared(gain: Gain) -> str:
 def _sections(trained: Trained, skipped: Sequence[Skipped]) -> list[_Section]:
     proof = trained.proof
     verdict = (
-        f"Refused: it would lose in {_count(len(proof.losses), 'place')}."
+        f"Refused: it would lose in {count(len(proof.losses), 'place')}."
         if proof.losses
         else f"It loses nowhere by more than {proof.tolerance:.0%} of the time."
     )
@@ -77,7 +77,7 @@ def _sections(trained: Trained, skipped: Sequence[Skipped]) -> list[_Section]:
         _Section(
             "Trained table",
             (
-                f"From {proof.tasks} tasks in {_count(proof.files, 'file')} of {_count(len(proof.boards), 'board')}: "
+                f"From {proof.tasks} tasks in {count(proof.files, 'file')} of {count(len(proof.boards), 'board')}: "
                 f"{', '.join(proof.boards)}. Id {trained.trained_id}.",
                 verdict,
                 *proof.notes,
@@ -85,12 +85,17 @@ def _sections(trained: Trained, skipped: Sequence[Skipped]) -> list[_Section]:
         )
     ]
     if proof.losses:
-        rows = tuple((loss.board, loss.model, loss.part, loss.method, loss.key, loss.why) for loss in proof.losses)
-        table = _Table(("Board", "Model", "Part", "By", "Situation", "Why"), rows)
-        sections.append(_Section("Where it would lose", (table,)))
-    rows = tuple(
-        (gain.board, gain.model, gain.part, gain.method, gain.key, gain_in_words(gain), compared(gain))
-        for gain in proof.gains
+        lost = _Table(
+            ("Board", "Model", "Part", "By", "Situation", "Why"),
+            tuple((loss.board, loss.model, loss.part, loss.method, loss.key, loss.why) for loss in proof.losses),
+        )
+        sections.append(_Section("Where it would lose", (lost,)))
+    saved = _Table(
+        ("Board", "Model", "Part", "By", "Situation", "Saved", "Tasks compared"),
+        tuple(
+            (gain.board, gain.model, gain.part, gain.method, gain.key, gain_in_words(gain), compared(gain))
+            for gain in proof.gains
+        ),
     )
     sections.append(
         _Section(
@@ -99,23 +104,26 @@ def _sections(trained: Trained, skipped: Sequence[Skipped]) -> list[_Section]:
                 "Share of the time saved against the model as it was loaded, on work that was held back: a stretch "
                 "of time of the same board for tables, another board for the tree. In brackets the 95 % interval. "
                 "Only tasks in situations where both were tried are compared.",
-                _Table(("Board", "Model", "Part", "By", "Situation", "Saved", "Tasks compared"), rows),
+                saved,
             ),
         )
     )
-    for table in trained.tables:
-        entries = tuple((entry.part, entry.key, entry.chosen.choice_id) for entry in table.entries)
-        rejected = tuple((one.part, one.key, one.choice.choice_id, one.reason) for one in table.rejected)
-        body: list[str | _Table] = [_Table(("Part", "Situation", "Choice"), entries)]
-        if rejected:
-            body += ["Not to be used:", _Table(("Part", "Situation", "Choice", "Why"), rejected)]
-        sections.append(_Section(f"{table.model} on {table.board}", tuple(body)))
+    sections += [_of_model(table) for table in trained.tables]
     if trained.tree is not None:
         sections.append(_Section("Tree for other boards", (in_words(trained.tree),)))
     if skipped:
-        rows = tuple((one.path, one.why, one.hint) for one in skipped)
-        sections.append(_Section("Files left out", (_Table(("File", "Why", "What to do"), rows),)))
+        left_out = tuple((one.path, one.why, one.hint) for one in skipped)
+        sections.append(_Section("Files left out", (_Table(("File", "Why", "What to do"), left_out),)))
     return sections
+
+
+def _of_model(table: ModelTable) -> _Section:
+    entries = tuple((str(entry.part), entry.key, entry.chosen.choice_id) for entry in table.entries)
+    body: list[str | _Table] = [_Table(("Part", "Situation", "Choice"), entries)]
+    if table.rejected:
+        rejected = tuple((str(one.part), one.key, one.choice.choice_id, one.reason) for one in table.rejected)
+        body += ["Not to be used:", _Table(("Part", "Situation", "Choice", "Why"), rejected)]
+    return _Section(f"{table.model} on {table.board}", tuple(body))
 
 
 def _markdown(sections: Sequence[_Section]) -> str:
@@ -159,5 +167,6 @@ def _html_row(cells: Sequence[str], tag: str) -> str:
     return f"<tr>{''.join(f'<{tag}>{html.escape(cell)}</{tag}>' for cell in cells)}</tr>"
 
 
-def _count(number: int, thing: str) -> str:
+def count(number: int, thing: str) -> str:
+    """ "1 table", "2 tables"."""
     return f"{number} {thing}{'' if number == 1 else 's'}"

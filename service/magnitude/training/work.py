@@ -68,8 +68,10 @@ def usable(records: ir.Table) -> ir.Table:
 
 
 def settings_of(records: ir.Table) -> ir.Table:
-    """Every strategy that occurs, once: its id and its JSON."""
-    return records.select("strategy", "settings").filter(records.settings.notnull()).distinct()
+    """Every strategy that occurs, once: its id and its JSON. Who wrote it decides on the order of its keys, so that
+    one strategy may stand there in several ways."""
+    named = records.filter(records.strategy.notnull(), records.settings.notnull())
+    return named.group_by("strategy").agg(settings=named.settings.min())
 
 
 def served(tasks: ir.Table) -> ir.Table:
