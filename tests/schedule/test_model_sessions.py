@@ -339,6 +339,23 @@ def test_engines_that_are_killed_or_replaced_do_not_count_against_what_they_ran(
     play(scenario)
 
 
+def test_what_was_made_after_all_is_forgiven_the_engines_that_died_before() -> None:
+    async def scenario(bench: Bench) -> None:
+        for _ in range(3):
+            bench.answer = lambda message: None
+            bench.sessions.prepare(TWO)
+            await bench.until(lambda: bool(bench.sessions.held))
+            bench.lose()
+            bench.desk.engine_up(cast(EngineLink, bench.engine))
+            bench.answer = bench.usual
+            await bench.have(TWO)
+            bench.lose("recycled")
+            bench.desk.engine_up(cast(EngineLink, bench.engine))
+            bench.told.clear()
+
+    play(scenario)
+
+
 def test_engines_that_crash_with_a_session_in_use_count_against_it() -> None:
     async def scenario(bench: Bench) -> None:
         for _ in range(2):

@@ -88,7 +88,9 @@ class ModelSessions:
         self._dropped: set[SessionSpec] = set()  # while they are being made
         self._refused_s: dict[SessionSpec, float] = {}
         self._never: dict[SessionSpec, str] = {}
-        self._deaths: Counter[SessionSpec] = Counter()
+        self._deaths_making: Counter[SessionSpec] = Counter()  # in a row
+        self._deaths_running: Counter[SessionSpec] = Counter()
+        self._making: SessionSpec | None = None
         self._at_work: tuple[SessionSpec, ...] = ()
         self._in_use: tuple[SessionSpec, ...] = ()
         self._asked: tuple[SessionSpec | None, SessionSpec | None, TrialRuns | None] | None = None
@@ -110,18 +112,11 @@ class ModelSessions:
     def engine_down(self, loss: EngineLoss | None) -> None:
         """The sessions are gone with their engine; `loss` None: the model was unloaded."""
         self._background.cancel()
-        blamed = set(self._at_work) if loss is not None and loss.cause != "recycled" else set()
-        if loss is not None and loss.blames_request:
-            blamed |= set(self._in_use)
-        for session in blamed - {self._own}:
-            self._deaths[session] += 1
-            if self._deaths[session] >= DEATHS_TOLERATED:
-                self._give_up(
-                    session,
-                    f"{self._deaths[session]} engines died with it, the last one: {loss.reason if loss else ''}",
-                )
+        if loss is not None and loss.cause != "recycled":
+            self._count_deaths(loss)
         self._held.clear()
         self._dropped.clear()
+        self._making = None
         self._at_work = self._in_use = ()
         self._asked = None
 
@@ -209,9 +204,10 @@ class ModelSessions:
         request_id = self._desk.next_id()
         message = PrepareSession(request_id=request_id, model=self._model, session=session)
         self._held[session] = HeldSession(session=session, bytes_=self._session_bytes, state="making")
-        self._at_work = (session,)
+        self._making = session
         answer = await self._desk.ask(message, request_id)
-        self._at_work = ()
+        self._making = None
+        del self._deaths_making[session]
         if not isinstance(answer, SessionPrepared):
             del self._held[session]
             self._refused_s[session] = self._desk.clock()
@@ -339,6 +335,17 @@ class ModelSessions:
         self._held.pop(session, None)
         self._dropped.discard(session)
         self._desk.send(ReleaseSession(request_id=self._desk.next_id(), model=self._model, session=session))
+
+    def _count_deaths(self, loss: EngineLoss) -> None:
+        """Who kills the engine from outside may do so for what making a session takes, not for what it runs."""
+        if self._making is not None:
+            self._deaths_making[self._making] += 1
+        if loss.blames_request:
+            self._deaths_running.update({*self._at_work, *self._in_use})
+        for counts in (self._deaths_making, self._deaths_running):
+            for session, deaths in counts.items():
+                if deaths >= DEATHS_TOLERATED and session not in self._never:
+                    self._give_up(session, f"{deaths} engines died with it, the last one: {loss.reason}")
 
     def _give_up(self, session: SessionSpec, reason: str) -> None:
         self._never[session] = reason
