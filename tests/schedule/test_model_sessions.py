@@ -308,6 +308,20 @@ def test_timing_waits_for_the_work_of_other_models() -> None:
     play(scenario)
 
 
+def test_without_an_engine_nothing_is_begun() -> None:
+    async def scenario(bench: Bench) -> None:
+        bench.lose()
+        bench.sessions.prepare(TWO)
+        bench.sessions.check(TWO)
+        bench.sessions.probe(PROBE)
+        for _ in range(5):
+            await asyncio.sleep(0)
+        assert not bench.engine.sent
+        assert not bench.sessions.held
+
+    play(scenario)
+
+
 def test_a_session_with_which_engines_die_is_given_up_for_good() -> None:
     async def scenario(bench: Bench) -> None:
         bench.answer = lambda message: None

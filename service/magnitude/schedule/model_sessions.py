@@ -8,8 +8,8 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections import Counter
-from collections.abc import Callable
-from typing import Literal
+from collections.abc import Callable, Coroutine
+from typing import Any, Literal
 
 import msgspec
 
@@ -132,7 +132,7 @@ class ModelSessions:
             return
         self._dropped.discard(session)
         if session not in self._held:
-            self._background.start(self._prepare(session))
+            self._start(self._prepare(session))
 
     def drop(self, session: SessionSpec) -> None:
         held = self._held.get(session)
@@ -142,10 +142,10 @@ class ModelSessions:
         self._release(session)
 
     def check(self, session: SessionSpec) -> None:
-        self._background.start(self._check(session))
+        self._start(self._check(session))
 
     def probe(self, probe: terms.Probe) -> None:
-        self._background.start(self._probe(probe))
+        self._start(self._probe(probe))
 
     def use(self, strategy: Strategy, trial: terms.Trial | None) -> None:
         """From the next run on. A session that is not there, or must not be used, is the model's own."""
@@ -178,6 +178,12 @@ class ModelSessions:
                 self._dropped.add(session)
 
     # --- in the background ---
+
+    def _start(self, work: Coroutine[Any, Any, None]) -> None:
+        if self._desk.up:
+            self._background.start(work)
+        else:
+            work.close()  # it is asked for anew when there is an engine
 
     async def _prepare(self, session: SessionSpec) -> None:
         if session in self._never:
