@@ -15,8 +15,8 @@ def model_facts(plan: ModelPlan) -> ModelFacts:
         name=description.name,
         kind=description.kind,
         own=SessionSpec(threads=provision.threads),
-        # Adapters run by the graph with their inputs, which no fusion plan has.
-        graphs=description.graphs if not plan.adapters else (),
+        # A model that serves on its fallback graph has no graph of this kind that could be trusted.
+        graphs=description.graphs if plan.graph_file == description.graph_file else (),
         chunk=provision.prefill_chunk,
         # The knee of its throughput, once that is measured.
         max_batch=plan.compute_slots,

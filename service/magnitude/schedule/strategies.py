@@ -55,6 +55,7 @@ class _Served:
         self.load = _IDLE
         self.allowed = True
         self.known = ""
+        self.max_batch = facts.max_batch  # as last put in force
 
 
 class Strategies:
@@ -62,9 +63,9 @@ class Strategies:
     service runs.
 
     `choose` makes what decides, `binding` says what a model's figures hold for; `loaded` whether a model is in
-    memory, `tasks` gives all open tasks, `board` how the board is (None: not seen yet). `in_force` is told a model's
-    strategy whenever another one is, `note` keeps decisions. `session_memory_bytes` is the most for all further
-    sessions (None: what is left).
+    memory, `tasks` gives all open tasks, `board` how the board is (None: not seen yet). `slots` lets
+    so many generations of a model run at once, `note` keeps decisions. `session_memory_bytes` is the most for all
+    further sessions (None: what is left).
     """
 
     def __init__(
@@ -78,7 +79,7 @@ class Strategies:
         loaded: Callable[[str], bool],
         tasks: Callable[[], Iterable[OpenTask]],
         board: Callable[[], BoardSeen | None],
-        in_force: Callable[[ModelPlan, Strategy], None] = lambda plan, strategy: None,
+        slots: Callable[[str, int], None] = lambda model, generations: None,
         note: Callable[[str, Decided], None] = lambda model, decided: None,
         rules: Rules,
         session_memory_bytes: int | None = None,
@@ -93,7 +94,7 @@ class Strategies:
         self._loaded = loaded
         self._tasks = tasks
         self._board = board
-        self._in_force = in_force
+        self._slots = slots
         self._note = note
         self.rules = rules
         self.session_memory_bytes = session_memory_bytes
@@ -311,7 +312,7 @@ class Strategies:
         loop = StrategyLoop(
             name,
             chooser,
-            in_force=lambda strategy: self._in_force(plan, strategy),
+            in_force=lambda strategy: self._put_in_force(name, strategy),
             note=self._note,
             experimenting=self._share_experiments,
             clock=self._clock,
@@ -328,6 +329,13 @@ class Strategies:
         self._hold(served)
         self._share_experiments()
         self.models_changed()
+
+    def _put_in_force(self, model: str, strategy: Strategy) -> None:
+        """The number of generations at once is the plan's own, which loading may measure anew, until it is chosen."""
+        served = self._served[model]
+        if strategy.max_batch != served.max_batch:
+            served.max_batch = strategy.max_batch
+            self._slots(model, strategy.max_batch)
 
     def _pin(self, served: _Served, pinned: Pinned | None) -> None:
         if pinned is None:
