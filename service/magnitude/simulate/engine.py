@@ -155,8 +155,6 @@ class SimulatedEngine:
         if self.idle:
             self._tell_runs(now_s)
         self.tell(load, now_s)
-        if not self.idle:
-            self._end_probe(now_s, complete=False)
 
     def session(self, part: Part) -> SessionSpec:
         """Which one takes the next run of the part; where it is not there, the model's own."""
@@ -192,19 +190,20 @@ class SimulatedEngine:
         self.tell(TaskSeen(self._strategy.strategy_id, run_s, units, failed), now_s)
 
     def errand(self, now_s: float) -> Errand | None:
-        """What the engine would do now instead of resting, or although others wait."""
-        if self._checks and (self.idle or now_s - self._checks[0].since_s >= CHECK_WAIT_S):
+        """What the engine does next instead of resting, or between the runs of others. Work ends a probe."""
+        if not self.idle:
+            self._end_probe(now_s, complete=False)
+        if self._checks and (self.idle or now_s >= self._checks[0].due_s):
             check = self._checks[0]
             return Errand("check", "prefill", check.sessions[check.done % 2], 1, CHECK_TOKENS)
-        if self._probe is not None and self.idle:
-            return self._probe.next()
-        return None
+        return self._probe.next() if self._probe is not None else None
 
     def errand_done(self, errand: Errand, run_s: float, now_s: float) -> None:
         """The errand's run is over, in `run_s` but for chance."""
         if errand.purpose == "check":
             check = self._checks[0]
             check.done += 1
+            check.due_s = max(check.due_s, now_s + run_s)
             if check.done == 2 * CHECK_PIECES:
                 self._checks.pop(0)
                 self.tell(SessionChecked(Verified(session=check.sessions[0], passed=True, equal=True)), now_s)
@@ -219,13 +218,11 @@ class SimulatedEngine:
         if self.loop.wake_s is not None:
             times.append(self.loop.wake_s)
         if self._checks and not self.idle:
-            times.append(self._checks[0].since_s + CHECK_WAIT_S)
+            times.append(self._checks[0].due_s)
         return max(0.0, min(times, default=float("inf")) - now_s)
 
     def advance(self, now_s: float) -> None:
         """Time has come to `now_s`."""
-        if not self.idle:
-            self._end_probe(now_s, complete=False)  # it was asked for although something is open
         for session, due_s in list(self._coming.items()):
             if due_s <= now_s + 1e-9:
                 del self._coming[session]
@@ -292,7 +289,8 @@ class _Check:
 
     def __init__(self, sessions: tuple[SessionSpec, SessionSpec], since_s: float) -> None:
         self.sessions = sessions
-        self.since_s = since_s
+        # Beside other work: not at once, and then for half of the time.
+        self.due_s = since_s + CHECK_WAIT_S
         self.done = 0
 
 
