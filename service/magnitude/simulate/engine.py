@@ -82,17 +82,17 @@ class Errand(msgspec.Struct, frozen=True):
     tokens: int
 
 
-Scatter = Callable[[random.Random, float], float]
+Scatter = Callable[[random.Random, float, SessionSpec], float]
 
 
-def lognormal(chance: random.Random, now_s: float) -> float:
+def lognormal(chance: random.Random, now_s: float, session: SessionSpec) -> float:
     """A factor on a run's time."""
     return chance.lognormvariate(0.0, NOISE)
 
 
 class SimulatedEngine:
     """One engine with one model. `own` is the session that it was loaded with; `scatter` gives a factor on the time
-    of each run from chance and the moment. `decided` is the timeline,
+    of each run from chance, the moment and its session. `decided` is the timeline,
     `switches` how often another strategy than before was put in force."""
 
     def __init__(
@@ -181,13 +181,16 @@ class SimulatedEngine:
             self._report_since_s = now_s
         about = tokens if tokens <= EXACT_TOKENS else 1 << (tokens - 1).bit_length()
         before, total_s = self._report.get((part, session, rows, about), (0, 0.0))
-        total_s += run_s * sum(self._factor(now_s) for _ in range(runs))
+        total_s += run_s * sum(self._scatter(self._chance, now_s, session) for _ in range(runs))
         self._report[part, session, rows, about] = before + runs, total_s
         if now_s - self._report_since_s >= REPORT_S:
             self._tell_runs(now_s)
 
-    def task_over(self, run_s: float, units: int, now_s: float, *, failed: bool = False) -> None:
-        self.tell(TaskSeen(self._strategy.strategy_id, run_s, units, failed), now_s)
+    def task_over(
+        self, run_s: float, units: int, now_s: float, *, failed: bool = False, strategy: Strategy | None = None
+    ) -> None:
+        """`strategy`: the task's own, where it is not what is in force."""
+        self.tell(TaskSeen((strategy or self._strategy).strategy_id, run_s, units, failed), now_s)
 
     def errand(self, now_s: float) -> Errand | None:
         """What the engine does next instead of resting, or between the runs of others. Work ends a probe."""
@@ -208,7 +211,7 @@ class SimulatedEngine:
                 self._checks.pop(0)
                 self.tell(SessionChecked(Verified(session=check.sessions[0], passed=True, equal=True)), now_s)
         elif self._probe is not None:
-            self._probe.seconds.append(run_s * self._factor(now_s))
+            self._probe.seconds.append(run_s * self._scatter(self._chance, now_s, errand.session))
             if self._probe.rounds == self._probe.probe.rounds:
                 self._end_probe(now_s, complete=True)
 
@@ -273,9 +276,6 @@ class SimulatedEngine:
         for (part, session, rows, tokens), (runs, total_s) in report.items():
             chunk = self._strategy.prefill_chunk if part == "prefill" else 0
             self.tell(RunsSeen(part, session, rows, tokens, runs, total_s, chunk), now_s)
-
-    def _factor(self, now_s: float) -> float:
-        return self._scatter(self._chance, now_s)
 
 
 def in_words(decided: Decided) -> str:
