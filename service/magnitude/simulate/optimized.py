@@ -1,4 +1,5 @@
-"""A simulated engine under the service's own strategy loop: the very `policy.optimizer.Optimizer` that runs there."""
+"""A simulated engine under the strategy loop of the service: the very `policy.optimizer.Optimizer` that runs
+there."""
 
 from __future__ import annotations
 
