@@ -15,7 +15,8 @@ from magnitude.policy.terms import BoardSeen
 
 
 class PlanFacts(msgspec.Struct, frozen=True, kw_only=True, dict=True):
-    """How a model is run: everything that its speed depends on and that holds until it is loaded anew."""
+    """How a model is run: everything that its speed depends on and that holds until it is loaded anew. `board` is
+    named as strategies are bound to it; it and `ort_version` are empty, `weight_bytes` 0 where nobody told."""
 
     model: str
     model_hash: str
@@ -27,6 +28,9 @@ class PlanFacts(msgspec.Struct, frozen=True, kw_only=True, dict=True):
     prefill_chunk_tokens: int = 0
     max_draft_tokens: int = 0
     draft_model: str = ""
+    board: str = ""
+    ort_version: str = ""
+    weight_bytes: int = 0
 
     @cached_property
     def plan_id(self) -> str:
