@@ -241,7 +241,7 @@ class Service:
             told=self.recorder.memory_step_taken,
         )
         self.dispatcher.watched.memory = self.memory.state
-        self.field_test = field_test_of(settings)
+        self.dispatcher.watched.field_test = self.field_test = field_test_of(settings)
         self.strategies = self._build_strategies(paths)
         self.recorder.start()
 
