@@ -312,4 +312,5 @@ class OpenGeneration(OpenTask):
             drafted_tokens=self.spent.drafted_tokens,
             accepted_tokens=self.spent.accepted_tokens,
             request=self.task.request_key,
+            strategy=self.strategy_id,
         )

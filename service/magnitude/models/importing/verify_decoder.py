@@ -19,7 +19,6 @@ from numpy.typing import NDArray
 from magnitude.errors import ImportFailed
 from magnitude.models.description import DecoderShape, KvType
 from magnitude.models.golden import (
-    GOLDEN_VERSION,
     Agreement,
     Golden,
     GoldenPrompt,
@@ -27,6 +26,7 @@ from magnitude.models.golden import (
     golden_prompt,
     merged,
 )
+from magnitude.models.golden_texts import GOLDEN_VERSION
 from magnitude.models.graphs.build import KvScales, build_graph
 from magnitude.models.graphs.graph import SERVING_GRAPH_FILE
 from magnitude.models.graphs.linear import Bits, WideChannels

@@ -11,7 +11,8 @@ import onnxruntime
 from numpy.typing import NDArray
 
 from magnitude.models.description import EncoderShape
-from magnitude.models.golden import COSINE_TOLERANCE, GOLDEN_VERSION, Golden, GoldenVector, cosine
+from magnitude.models.golden import Golden, GoldenVector, cosine
+from magnitude.models.golden_texts import COSINE_TOLERANCE, GOLDEN_VERSION
 from magnitude.models.graphs.build import build_graph
 from magnitude.models.graphs.graph import GRAPH_FILE
 from magnitude.models.graphs.linear import Bits
