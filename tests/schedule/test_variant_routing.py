@@ -213,6 +213,9 @@ def test_variants_of_a_model_come_smallest_first() -> None:
     world = World()
     assert [plan.description.name for plan in world.models.variants("chat")] == ["tiny", "small"]
     assert world.models.variants("small") == []
+    assert world.models.smaller("chat") == ("tiny", "small")
+    world.variants[0].outside = "far"
+    assert world.models.smaller("chat") == ("tiny",)
 
 
 # --- with the switch, the loader and a process that pretends to compute ---

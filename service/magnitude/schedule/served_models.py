@@ -10,7 +10,7 @@ import msgspec
 from magnitude.errors import EngineNotReady, MagnitudeError, ModelNotFound, RequestError
 from magnitude.models.adapters import SEPARATOR, resolve_name
 from magnitude.models.description import Kind, ModelDescription
-from magnitude.models.variants import smaller_first
+from magnitude.models.variants import smaller_first, smaller_than
 from magnitude.schedule.plan import ModelPlan
 from magnitude.schedule.report import EngineView
 
@@ -52,6 +52,12 @@ class ServedModels:
         """All variants of the model of that name, the smallest first."""
         plans = {plan.description.name: plan for plan in self.all() if plan.description.variant_of == name}
         return [plans[model.name] for model in smaller_first(plan.description for plan in plans.values())]
+
+    def smaller(self, name: str) -> tuple[str, ...]:
+        """Variants that may stand in for the model where the board has to be relieved, the smallest first."""
+        plans = {plan.description.name: plan for plan in self.variants(name) if plan.stands_in}
+        parent = self.by_name[name].description
+        return tuple(model.name for model in smaller_than(parent, (plan.description for plan in plans.values())))
 
     def names(self) -> list[str]:
         """Models that are to be named, the default chat model first."""
