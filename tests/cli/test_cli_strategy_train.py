@@ -5,8 +5,10 @@ from __future__ import annotations
 import json
 import sys
 from collections.abc import Callable
+from functools import cache
 from pathlib import Path
 
+import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 import typer
@@ -36,11 +38,16 @@ def run(*arguments: str | Path) -> Result:
     return result
 
 
+@cache
+def simulated(trouble: Trouble) -> pa.Table:
+    return table_of(rows_of("pi5-bare", PAIR, tasks=1500, trouble=trouble))
+
+
 @pytest.fixture
 def recorded(tmp_path: Path) -> Callable[[Trouble], Path]:
     def write(trouble: Trouble = untroubled) -> Path:
         path = tmp_path / "records.parquet"
-        pq.write_table(table_of(rows_of("pi5-bare", PAIR, tasks=1500, trouble=trouble)), path)
+        pq.write_table(simulated(trouble), path)
         return path
 
     return write
