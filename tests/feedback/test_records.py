@@ -1,9 +1,19 @@
+import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from magnitude.feedback.circumstances import ChosenBy, Circumstances, CircumstanceView, PlanFacts
-from magnitude.feedback.records import FAILURES, OUTCOMES, RESTORED_TASKS, Feedback, TaskRecord, TaskRow, outcome_of
+from magnitude.feedback.records import (
+    FAILURES,
+    OUTCOMES,
+    RESTORED_TASKS,
+    Feedback,
+    TaskRecord,
+    TaskRow,
+    outcome_of,
+    situation_of,
+)
 from magnitude.feedback.running import RunningFigures
 from magnitude.governor.memory_sight import MemorySight
 from magnitude.policy.ageing import BUCKET_GROWTH
@@ -165,6 +175,15 @@ def test_circumstances_are_put_together_from_what_is_known_at_once() -> None:
 def test_a_plan_has_the_same_name_in_every_life_of_the_service() -> None:
     assert PLAN.plan_id == "2dab70c050cd"
     assert PlanFacts(model="m", model_hash="", graph_file="", threads=1, max_batch=1).plan_id != PLAN.plan_id
+
+
+def test_a_task_is_kept_with_the_situation_that_it_was_itself() -> None:
+    task = TaskRecord(kind="generate", model="m", outcome="ok", prompt_tokens=100, cached_tokens=40, batch=2.6)
+    assert situation_of(task, HOT) == msgspec.structs.replace(HOT, tokens=60, rows=3, prefix="part")
+    most = msgspec.structs.replace(task, cached_tokens=99)
+    assert situation_of(most, HOT).prefix == "most"
+    empty = TaskRecord(kind="infer", model="m", outcome="refused")
+    assert situation_of(empty, HOT) == msgspec.structs.replace(HOT, task="infer", tokens=1, rows=1, prefix="none")
 
 
 def plan_of(model: str) -> str:

@@ -57,23 +57,42 @@ def test_each_part_is_in_force_from_its_switch_to_the_next() -> None:
     assert [one.ago_s for one in timeline.decisions] == [900, 500, 400, 300, 100]
 
 
-def test_a_decision_that_says_what_is_in_force_says_it_of_all_parts() -> None:
+def test_a_start_says_what_is_in_force_of_all_parts() -> None:
     timeline = drawn(
         [
-            decided(900, kind="start", part="prefill", strategy=TWO),
-            decided(500, kind="switch", part="decode", to_id="1 thread", strategy=ONE),
+            decided(900, kind="start", part="", strategy=TWO),
+            decided(500, kind="trial", part="decode", strategy=TWO),
+            decided(450, kind="kept", part="prefill", strategy=TWO),
+            decided(400, kind="start", part="", strategy=ONE),  # the service was started again
         ]
     )
+    assert lane(timeline, "prefill") == [
+        (900, 400, "2 threads, pieces of 128"),
+        (400, 0, "1 thread, pieces of 128"),
+    ]
+    assert lane(timeline, "decode") == [(900, 400, "2 threads"), (400, 0, "1 thread")]
+    assert {each.part for each in timeline.lanes} == {"prefill", "decode"}
+
+
+def test_parts_that_change_together_keep_their_changes() -> None:
+    # Both are told before either is in force.
+    timeline = drawn(
+        [
+            decided(900, kind="start", part="", strategy=TWO),
+            decided(500, kind="situation", part="decode", to_id="1 thread", strategy=TWO),
+            decided(500, kind="situation", part="prefill", to_id="1 thread, pieces of 128", strategy=TWO),
+            decided(300, kind="retired", part="decode", to_id="", strategy=TWO),
+        ]
+    )
+    assert lane(timeline, "decode") == [(900, 500, "2 threads"), (500, 0, "1 thread")]
     assert lane(timeline, "prefill") == [
         (900, 500, "2 threads, pieces of 128"),
         (500, 0, "1 thread, pieces of 128"),
     ]
-    assert lane(timeline, "decode") == [(900, 500, "2 threads"), (500, 0, "1 thread")]
-    assert {each.part for each in timeline.lanes} == {"prefill", "decode"}
 
 
 def test_before_the_first_decision_tasks_tell_what_was_in_force() -> None:
-    timeline = drawn([ran(800, TWO), ran(700, TWO), decided(500, strategy=ONE), ran(499, TWO)])
+    timeline = drawn([ran(800, TWO), ran(700, TWO), decided(500, to_id="1 thread", strategy=TWO), ran(499, TWO)])
     # The last task ended just after the switch: it had begun with what was in force before.
     assert lane(timeline, "decode") == [(800, 500, "2 threads"), (500, 0, "1 thread")]
 

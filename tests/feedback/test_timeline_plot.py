@@ -15,8 +15,8 @@ from tests.feedback.test_timeline import ONE, TWO, decided, drawn, ran
 def busy() -> Timeline:
     rows: list[DecisionRow | TaskRow] = [
         ran(950, TWO),
-        decided(800, strategy=ONE),
-        decided(300, kind="revert", strategy=TWO),
+        decided(800, part="prefill", to_id="1 thread, pieces of 128", strategy=TWO),
+        decided(300, kind="revert", part="prefill", to_id="2 threads, pieces of 128", strategy=ONE),
         decided(200, source="thermal", model="", part="", kind="caps"),
         ran(100, TWO, outcome="timed_out"),
         ran(90, TWO, kind="embed", model="e"),
@@ -44,7 +44,8 @@ def test_the_same_timeline_gives_the_same_bytes(tmp_path: Path) -> None:
 
 def test_an_empty_hour_is_a_picture_that_says_so(tmp_path: Path) -> None:
     draw(drawn([], since_s=60.0), tmp_path / "empty.svg")
-    assert "<!-- no strategy was recorded -->" in texts(tmp_path / "empty.svg")
+    for text in ("no strategy was recorded", "no temperature was recorded", "no task was recorded"):
+        assert f"<!-- {text} -->" in texts(tmp_path / "empty.svg")
 
 
 def test_a_file_of_another_kind_is_refused(tmp_path: Path) -> None:

@@ -14,7 +14,7 @@ from magnitude.errors import ConfigError
 if TYPE_CHECKING:
     from magnitude.feedback.timeline import Moment, Timeline
 
-WIDE = 240
+WIDE = 1000
 # As many as the service gives at once.
 LIMIT = 10_000
 

@@ -25,7 +25,7 @@ class DecisionRow(msgspec.Struct, frozen=True, kw_only=True):
     """One decision. `what` says in words what was done, `reason` why.
 
     A strategy's: choices `from_id` and `to_id` of `part` in the situation `key`, of `model`; `delay_s` from the first
-    sample that showed it, `gain` the expected saving of time (0.1: a tenth); `strategy` is in force after it.
+    sample that showed it, `gain` the expected saving of time (0.1: a tenth); `strategy` was in force at that moment.
     `repeats` equal ones before it were left out.
     """
 
@@ -46,7 +46,7 @@ class DecisionRow(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def row_of(decided: Decided, model: str, stamp: Stamp, strategy: Strategy | None = None) -> DecisionRow:
-    """The row of a decision about how `model` is run; `strategy` is in force after it."""
+    """The row of a decision about how `model` is run, while `strategy` was in force."""
     return DecisionRow(
         stamp=stamp,
         source="strategy",

@@ -147,7 +147,7 @@ class Recorder:
         self.failures.beat(heartbeat)
 
     def decided(self, decided: Decided, model: str, strategy: Strategy | None = None) -> None:
-        """Keep a decision of the strategy loop about `model`; `strategy` is in force after it."""
+        """Keep a decision of the strategy loop about `model`, made while `strategy` was in force."""
         self._keep_decision(row_of(decided, model, self._clocks.now(), strategy))
 
     def board_decided(self, decision: Decision) -> None:

@@ -12,7 +12,7 @@ from magnitude.board.boot import Clocks, Stamp
 from magnitude.feedback.circumstances import Circumstances
 from magnitude.feedback.run_series import RunSeries
 from magnitude.feedback.running import RunningFigures
-from magnitude.policy.situation import Heat
+from magnitude.policy.situation import Heat, Situation
 
 Outcome = Literal["ok", "cancelled", "timed_out", "killed", "out_of_memory", "refused", "failed"]
 OUTCOMES: tuple[Outcome, ...] = get_args(Outcome)
@@ -69,6 +69,19 @@ class TaskRow(msgspec.Struct, frozen=True, kw_only=True):
 def outcome_of(task: TaskRecord) -> Outcome:
     """What became of a task, told apart by its error code where it only says that it failed."""
     return _BY_CODE.get(task.code, "failed") if task.outcome == "failed" else task.outcome
+
+
+def situation_of(task: TaskRecord, moment: Situation) -> Situation:
+    """What `task` itself was to its strategy; the board and the queue are those of the `moment` at which it ended."""
+    computed_tokens = task.prompt_tokens - task.cached_tokens
+    cached_share = task.cached_tokens / task.prompt_tokens if task.prompt_tokens else 0.0
+    return msgspec.structs.replace(
+        moment,
+        task=task.kind,
+        tokens=max(1, computed_tokens),
+        rows=max(1, round(task.batch)),
+        prefix="none" if not task.cached_tokens else "most" if cached_share > 0.5 else "part",
+    )
 
 
 class TaskFigures(msgspec.Struct, frozen=True, kw_only=True):
@@ -180,6 +193,8 @@ class Feedback:
         if self._keep is not None:
             ran_s = task.prefill_s + task.decode_s
             met = self._circumstances(task.model, ran_s) if self._circumstances is not None else Circumstances()
+            if met.chosen is not None:
+                met = msgspec.structs.replace(met, chosen=situation_of(task, met.chosen))
             task = msgspec.structs.replace(task, peak_rss_bytes=self._peak_rss_bytes(ran_s))
             self._keep(TaskRow(stamp=self._clocks.now(), task=task, circumstances=met))
 

@@ -20,7 +20,7 @@ _CHANGES = frozenset({"start", "situation", "switch", "revert", "pinned", "retir
 
 class Moment(msgspec.Struct, frozen=True, kw_only=True):
     """A decision of `ago_s` ago, as `feedback.decisions.DecisionRow` explains it. `wall_s` is None while the board's
-    clock was not set; `strategy` is the id of the one in force after it."""
+    clock was not set; `strategy` is the id of the one in force at that moment."""
 
     ago_s: float
     wall_s: float | None
@@ -112,9 +112,10 @@ def _lanes(decisions: Sequence[DecisionRow], tasks: Sequence[TaskRow], now: Stam
         ago_s = _ago_s(row.stamp, now)
         if isinstance(row, DecisionRow):
             begun.add(row.model)
-            for part, choice in _changed(row):
-                if (row.model, part) in changes:
-                    changes[row.model, part].append((ago_s, choice))
+            for part, choice, certain in _choices(row):
+                found = changes.get((row.model, part))
+                if found is not None and (certain or not found):
+                    found.append((ago_s, choice))
         elif row.task.model not in begun and row.circumstances.strategy is not None:
             # Later on decisions tell: a task that ends just after a switch has begun with what was before it.
             for part, choice in choices_of(row.circumstances.strategy).items():
@@ -134,10 +135,17 @@ def _parts_seen(decisions: Iterable[DecisionRow], tasks: Iterable[TaskRow]) -> s
     return seen
 
 
-def _changed(row: DecisionRow) -> list[tuple[Part, str]]:
-    if row.strategy is not None:
-        return list(choices_of(row.strategy).items())
-    return [(row.part, row.to_id)] if row.part and row.kind in _CHANGES and row.to_id else []
+def _choices(row: DecisionRow) -> list[tuple[Part, str, bool]]:
+    """What a decision says of parts, and whether that is in force from it on. A change of one part says nothing of
+    the others but what was so before, for several may change at once."""
+    changes = row.kind in _CHANGES
+    told = choices_of(row.strategy) if row.strategy is not None else {}
+    found = [(part, choice, changes and not row.part) for part, choice in told.items() if part != row.part]
+    if row.part and changes and row.to_id:
+        found.append((row.part, row.to_id, True))
+    elif row.part in told:
+        found.append((row.part, told[row.part], False))
+    return found
 
 
 def _spans(changes: Sequence[tuple[float, str]]) -> list[Span]:

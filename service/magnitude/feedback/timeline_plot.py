@@ -81,21 +81,19 @@ def _draw_lanes(panel: Any, lanes: Sequence[Lane], unit_s: float, since_s: float
     if names:
         panel.legend(fontsize=7, loc="center left", bbox_to_anchor=(1.0, 0.5), frameon=False)
     else:
-        panel.text(0.5, 0.5, "no strategy was recorded", transform=panel.transAxes, ha="center", va="center")
+        _say(panel, "no strategy was recorded")
 
 
 def _draw_heat(panel: Any, tasks: Sequence[TaskPoint], decisions: Sequence[Moment], unit_s: float) -> None:
     warm = [(task.ago_s, task.temperature_c) for task in tasks if task.temperature_c is not None]
     panel.plot([-ago_s / unit_s for ago_s, _ in warm], [temp_c for _, temp_c in warm], color="#0072b2", linewidth=1)
-    held = [(task.ago_s, task.temperature_c or 0.0) for task in tasks if task.throttled]
-    panel.scatter(
-        [-ago_s / unit_s for ago_s, _ in held],
-        [temp_c for _, temp_c in held],
-        s=12,
-        color="#d55e00",
-        label="held back",
-        zorder=3,
-    )
+    held = [(task.ago_s, task.temperature_c) for task in tasks if task.throttled and task.temperature_c is not None]
+    if held:
+        x, y = [-ago_s / unit_s for ago_s, _ in held], [temp_c for _, temp_c in held]
+        panel.scatter(x, y, s=12, color="#d55e00", label="held back", zorder=3)
+    if not warm:
+        _say(panel, "no temperature was recorded")
+        panel.set_yticks([])
     for source, colour in TICKS.items():
         at = [-one.ago_s / unit_s for one in decisions if one.source == source]
         if at:
@@ -133,6 +131,13 @@ def _draw_tasks(panel: Any, tasks: Sequence[TaskPoint], unit_s: float) -> None:
         panel.yaxis.set_major_formatter("{x:g}")
         panel.yaxis.set_minor_formatter("")
         panel.legend(fontsize=7, loc="center left", bbox_to_anchor=(1.0, 0.5), frameon=False)
+    else:
+        _say(panel, "no task was recorded")
+        panel.set_yticks([])
+
+
+def _say(panel: Any, text: str) -> None:
+    panel.text(0.5, 0.5, text, transform=panel.transAxes, ha="center", va="center", fontsize=8)
 
 
 def _mark(panel: Any, decisions: Sequence[Moment], unit_s: float) -> None:
