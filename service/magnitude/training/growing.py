@@ -71,10 +71,8 @@ def facts_of(model: ServedModel) -> BoardFacts:
     """The board as records tell it: by its profile where it has one, else by how the model was loaded, which is with
     a thread for each of the cores on which graphs run fastest together."""
     cores = max((round(cell.cores) for cell in model.cells), default=0)
-    # A simulated board has its profile's ceilings, whatever its figures are called.
-    name = model.board.removeprefix("simulated-")
-    if name in profile_names():
-        profile = load_profile(name)
+    if model.board in profile_names():
+        profile = load_profile(model.board)
         return facts_of_board(profile, [cpu for cluster in profile.clusters for cpu in cluster.cpus])
     return BoardFacts(big_cores=max(1, model.own_threads), cores=max(1, model.own_threads, cores))
 
