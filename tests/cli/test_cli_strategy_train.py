@@ -20,6 +20,7 @@ from magnitude.errors import ConfigError
 from magnitude.policy.strategy import Strategy
 from magnitude.policy.trained import read_trained
 from magnitude.training.reading import NothingToRead
+from magnitude.training.training import NothingLearned
 
 sys.path.insert(0, str(Path(__file__).parent.parent / "training"))
 
@@ -127,6 +128,14 @@ def test_a_file_that_is_left_out_is_told(recorded: Callable[..., Path], tmp_path
     result = run(recorded(), tmp_path / "torn.db", "-o", tmp_path / "t.json")
     assert result.exit_code == 0
     assert f"left out: {tmp_path / 'torn.db'}" in result.output
+
+
+def test_records_of_one_way_to_run_teach_nothing_and_no_table_is_written(tmp_path: Path) -> None:
+    pq.write_table(table_of(rows_of("pi5-bare", [strategy(4)], tasks=100)), tmp_path / "records.parquet")
+    with pytest.raises(NothingLearned, match="nothing was learned") as raised:
+        run(tmp_path / "records.parquet", "-o", tmp_path / "t.json")
+    assert raised.value.hint
+    assert not (tmp_path / "t.json").exists()
 
 
 def test_no_records_at_all_are_an_error(tmp_path: Path) -> None:
