@@ -57,6 +57,14 @@ def test_where_the_same_is_best_everywhere_there_is_nothing_to_compare() -> None
     assert node.reason == "saves 26%, tried in 4 of 4 situations"
 
 
+def test_of_rules_that_are_the_same_on_all_boards_the_one_nearer_to_the_default_is_told() -> None:
+    quarter = RULES.index(Leaf(threads_share=0.25))
+    examples = [example(Features(), FEW) for _ in range(4)]
+    for one in examples:
+        one.log_costs[quarter] = one.log_costs[FEW]
+    assert says(grown("decode", RULES, examples, seed=1), Features()) == 0.5
+
+
 def test_a_part_that_makes_no_difference_is_left_at_all_big_cores() -> None:
     node = grown("decode", RULES, [example(Features(rows=float(rows)), FEW, saves=0.0) for rows in (1, 8)], seed=1)
     assert isinstance(node, Leaf)
