@@ -22,6 +22,7 @@ import psutil
 import magnitude
 from bench.spread import Spread, paired_ratio
 from magnitude.engine.client import EngineLink
+from magnitude.engine.message import Message
 from magnitude.engine.protocol import (
     PROTOCOL_VERSION,
     Embed,
@@ -30,7 +31,6 @@ from magnitude.engine.protocol import (
     Hello,
     Loaded,
     LoadModel,
-    Message,
     PoolUse,
     Stats,
     ToService,

@@ -95,8 +95,8 @@ def test_an_engine_that_is_lost_leaves_a_bundle_with_the_plans_of_the_service(pa
     bundle = read_bundle(paths.state / "failures/000001-hang.json")
     (model,) = bundle.models
     assert model.facts.model == model.description.name == "tiny"
-    assert model.facts.threads == service.dispatcher.plan("tiny").strategy.threads
-    assert bundle.situation.memory_step == bundle.memory.step == "normal"
+    assert model.facts.threads == service.dispatcher.plan("tiny").provision.threads
+    assert bundle.circumstances.memory_step == bundle.memory.step == "normal"
     assert bundle.versions["python"]
 
 

@@ -19,7 +19,17 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, Response, StreamingResponse
 from starlette.routing import Route
 
+from fake_strategies import FakeStrategies
+from magnitude.config import Settings
+from magnitude.errors import MagnitudeError, ModelNotFound
+from magnitude.feedback.metrics import Metrics
 from magnitude.feedback.records import TaskRow
+from magnitude.feedback.timeline import Timeline
+from magnitude.intake.context import Context
+from magnitude.intake.errors import error_response
+from magnitude.intake.live import LiveSettings
+from magnitude.intake.strategy import Strategies
+from magnitude.text.catalogue import TextCatalogue
 
 STATE = {
     "version": "9.9.9",
@@ -71,30 +81,37 @@ class FakeService:
         self.requests: list[dict[str, Any]] = []
         self.kept: list[dict[str, Any]] = []
         self.records: list[TaskRow] = []
+        self.timeline = Timeline(since_s=60.0, decisions=[], lanes=[], tasks=[])
         self.asked: dict[str, str] = {}  # the query for them
         self.more_state: dict[str, Any] = {}
         self.recycled: dict[str, Any] = {"reason": "", "engine_pid": 4243, "took_s": 0.5, "open_requests": 0}
         self.recycle_asked: list[Any] = []
         self.reloaded: dict[str, Any] = {"applied": [], "needs_restart": [], "error": "", "hint": ""}
+        self.strategies: FakeStrategies | None = None  # told by the service's own route
         self.keys: list[str | None] = []
         self.socket = ""
 
     def app(self) -> Starlette:
-        return Starlette(
+        app = Starlette(
+            exception_handlers={MagnitudeError: _error},
             routes=[
+                Route("/v1/magnitude/strategy", Strategies),
                 Route("/healthz", lambda request: JSONResponse({"status": "ok"})),
                 Route("/readyz", self._readyz),
                 Route("/version", lambda request: JSONResponse({"version": "9.9.9"})),
                 Route("/v1/models", lambda request: JSONResponse({"data": [{"id": "tiny-chat"}]})),
                 Route("/v1/magnitude/state", self._state),
                 Route("/v1/magnitude/records", self._records),
+                Route("/v1/magnitude/timeline", self._timeline),
                 Route("/metrics", lambda request: Response("magnitude_slots 4\n")),
                 Route("/v1/magnitude/reload", self._reload, methods=["POST"]),
                 Route("/v1/magnitude/recycle", self._recycle, methods=["POST"]),
                 Route("/v1/chat/completions", self._chat, methods=["POST"]),
                 Route("/v1/magnitude/kv", self._kv, methods=["GET", "DELETE"]),
-            ]
+            ],
         )
+        app.state.context = _Late(self)
+        return app
 
     def _readyz(self, request: Request) -> Response:
         reasons = [] if self.ready else ["engine starting"]
@@ -111,6 +128,11 @@ class FakeService:
         self.asked = dict(request.query_params)
         counts = Counter(row.task.outcome for row in self.records)
         return JSONResponse({"data": msgspec.to_builtins(self.records), "counts": counts, "persistence": "on"})
+
+    def _timeline(self, request: Request) -> Response:
+        self.asked = dict(request.query_params)
+        said = msgspec.to_builtins(self.timeline)
+        return JSONResponse({"object": "timeline", "persistence": "on", **said})
 
     async def _recycle(self, request: Request) -> Response:
         self.recycle_asked.append(await request.json())
@@ -158,6 +180,38 @@ class FakeService:
         except asyncio.CancelledError:
             self.hung_up.set()
             raise
+
+
+class _Late:
+    """The context of the routes that are the service's own: with the strategies that the test has set by then."""
+
+    def __init__(self, service: FakeService) -> None:
+        self._service = service
+
+    def __getattr__(self, name: str) -> Any:
+        context = Context(
+            inference=NoModels(),  # type: ignore[arg-type]
+            live=LiveSettings(Settings()),
+            texts=TextCatalogue(),
+            metrics=Metrics(),
+            records=None,
+            clock=time.monotonic,
+            wall_clock=time.time,
+            strategies=self._service.strategies,
+        )
+        return getattr(context, name)
+
+
+class NoModels:
+    """Knows no aliases."""
+
+    def model(self, name: str) -> Any:
+        raise ModelNotFound(f"There is no model {name!r}", param="model")
+
+
+async def _error(request: Request, error: Exception) -> Response:
+    assert isinstance(error, MagnitudeError)
+    return error_response(error, request.url.path)
 
 
 def event(data: object) -> str:

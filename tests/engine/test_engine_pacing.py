@@ -7,6 +7,7 @@ from collections.abc import Callable
 
 from engine_driver import EngineDriver, KvFile
 
+from magnitude.engine.message import Message
 from magnitude.engine.protocol import (
     CancelRequest,
     Drain,
@@ -14,7 +15,6 @@ from magnitude.engine.protocol import (
     Failed,
     Finished,
     GetStats,
-    Message,
     Pace,
     Stats,
     Steps,

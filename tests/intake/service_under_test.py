@@ -19,6 +19,7 @@ from magnitude.feedback.record_store import RecordStore
 from magnitude.intake.app import build_app
 from magnitude.intake.serve import serve
 from magnitude.intake.sockets import ListeningSocket, open_sockets
+from magnitude.schedule.strategy_control import StrategyControl
 
 _TEXTS = FakeTexts()  # tokenizers never change, so all tests share them
 
@@ -31,6 +32,7 @@ class InProcess:
         settings: Settings | None = None,
         *,
         records: RecordStore | None = None,
+        strategies: StrategyControl | None = None,
         clock: Callable[[], float] = time.monotonic,
         wall_clock: Callable[[], float] = time.time,
     ) -> None:
@@ -43,6 +45,7 @@ class InProcess:
             texts=_TEXTS,
             metrics=self.metrics,
             records=records,
+            strategies=strategies,
             clock=clock,
             wall_clock=wall_clock,
         )

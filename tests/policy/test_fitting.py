@@ -15,10 +15,10 @@ from magnitude.policy.fitting import (
     need_of,
     pool_refusal,
 )
-from magnitude.policy.strategy import Strategy
+from magnitude.policy.provision import Provision
 
 MIB = 1 << 20
-WISH = Strategy(
+WISH = Provision(
     threads=4,
     prefill_chunk=128,
     max_batch=4,
@@ -66,11 +66,11 @@ def test_a_shortened_context_fits_and_a_longer_one_would_not(available_mib: int)
 
 
 @pytest.mark.parametrize(
-    ("model", "strategy"), [(CHAT, WISH), (EMBEDDER, msgspec.structs.replace(WISH, slots=0, context_length=0))]
+    ("model", "provision"), [(CHAT, WISH), (EMBEDDER, msgspec.structs.replace(WISH, slots=0, context_length=0))]
 )
-def test_what_cannot_fit_at_all_is_refused_with_the_figures(model: ModelDescription, strategy: Strategy) -> None:
+def test_what_cannot_fit_at_all_is_refused_with_the_figures(model: ModelDescription, provision: Provision) -> None:
     with pytest.raises(BudgetExceeded) as raised:
-        fit_to_memory(strategy, model, 100 * MIB)
+        fit_to_memory(provision, model, 100 * MIB)
     assert "weights" in raised.value.message
     assert "What would fit" in raised.value.hint
 
@@ -80,7 +80,7 @@ def test_a_board_that_owes_memory_is_refused_and_not_a_crash() -> None:
         fit_to_memory(WISH, CHAT, -5 * MIB)
 
 
-def wish(model: ModelDescription) -> Strategy:
+def wish(model: ModelDescription) -> Provision:
     return WISH if model.decoder else msgspec.structs.replace(WISH, slots=0, context_length=0)
 
 
@@ -120,22 +120,22 @@ def test_memory_is_not_promised_twice(free_mib: int) -> None:
     second = msgspec.structs.replace(CHAT, name="second")
     fitted = fit_together([CHAT, second, EMBEDDER], wish, free_mib * MIB)
     held = 0
-    for model, strategy in fitted.served:
-        held += need_of(model, strategy).total_bytes
+    for model, provision in fitted.served:
+        held += need_of(model, provision).total_bytes
     assert held <= account_bytes(free_mib * MIB)
     assert len(fitted.served) + len(fitted.left_out) == 3
 
 
 def test_kv_beyond_the_share_of_pools_is_cut_and_no_slot_is_longer_than_the_rest() -> None:
     wide = msgspec.structs.replace(WISH, max_batch=16, kv_budget_bytes=16 * 8192 * 46080)
-    ((_, strategy),) = fit_together([CHAT], lambda model: wide, 12_000 * MIB).served
+    ((_, provision),) = fit_together([CHAT], lambda model: wide, 12_000 * MIB).served
     limit_bytes = int(POOL_SHARE * account_bytes(12_000 * MIB))
-    assert strategy.context_length == 8192
+    assert provision.context_length == 8192
     assert need_of(CHAT, wide).pool_bytes <= limit_bytes
-    ((_, strategy),) = fit_together([CHAT], lambda model: wide, 8_000 * MIB).served
-    need = need_of(CHAT, strategy)
+    ((_, provision),) = fit_together([CHAT], lambda model: wide, 8_000 * MIB).served
+    need = need_of(CHAT, provision)
     assert need.pool_bytes <= int(POOL_SHARE * account_bytes(8_000 * MIB)) < need.pool_bytes + 46080
-    assert strategy.context_length * 46080 <= strategy.kv_budget_bytes
+    assert provision.context_length * 46080 <= provision.kv_budget_bytes
 
 
 @given(st.integers(0, 10**10), st.integers(0, 10**10))
@@ -162,8 +162,8 @@ def test_each_model_on_demand_fits_beside_the_pinned_ones(free_mib: int) -> None
     others = [msgspec.structs.replace(CHAT, name="second"), EMBEDDER, heavy(4096)]
     fitted = fit_each(others, wish, free_bytes, pinned)
     held_bytes = need_of(*pinned[0]).total_bytes
-    for model, strategy in fitted.served:
-        need = need_of(model, strategy)
+    for model, provision in fitted.served:
+        need = need_of(model, provision)
         assert held_bytes + need.total_bytes <= account_bytes(free_bytes)
         assert need.pool_bytes <= POOL_SHARE * account_bytes(free_bytes)
     assert len(fitted.served) + len(fitted.left_out) == 3

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from magnitude.models.description import DecoderShape, EncoderShape, ModelDescription
-from magnitude.policy.strategy import Strategy
+from magnitude.policy.provision import Provision
 from magnitude.schedule.plan import ModelPlan, Stay
 
 
@@ -20,9 +20,9 @@ def decoder_plan(
     share_prefixes: bool = False,
     model_hash: str = "0",
     weight_bytes: int = 1,
-    **strategy: Any,
+    **provision: Any,
 ) -> ModelPlan:
-    """A decoder of one layer with one KV head. `strategy` are further settings of it."""
+    """A decoder of one layer with one KV head. `provision` are further settings of it."""
     shape = DecoderShape(
         layers=1, kv_heads=1, head_dim=head_dim, vocab_size=vocab_size, hidden_size=8, context_length=1024
     )
@@ -36,8 +36,8 @@ def decoder_plan(
         weight_bytes=weight_bytes,
         decoder=shape,
     )
-    settings = {"max_batch": slots, "kv_type": "float32"} | strategy
-    planned = Strategy(threads=1, prefill_chunk=8, slots=slots, context_length=context, **settings)
+    settings = {"max_batch": slots, "kv_type": "float32"} | provision
+    planned = Provision(threads=1, prefill_chunk=8, slots=slots, context_length=context, **settings)
     return ModelPlan(description, planned, stay=stay, share_prefixes=share_prefixes)
 
 
@@ -53,8 +53,8 @@ def encoder_plan(name: str = "e", *, stay: Stay = "pinned", weight_bytes: int = 
         weight_bytes=weight_bytes,
         encoder=EncoderShape(width=1, max_tokens=64),
     )
-    strategy = Strategy(threads=1, prefill_chunk=8, slots=0, context_length=0, kv_type=None)
-    return ModelPlan(description, strategy, stay=stay)
+    provision = Provision(threads=1, prefill_chunk=8, slots=0, context_length=0, kv_type=None)
+    return ModelPlan(description, provision, stay=stay)
 
 
 def token_bytes(plan: ModelPlan) -> int:

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from magnitude.engine.protocol import Message, ToService
+from magnitude.engine.message import Message
+from magnitude.engine.protocol import ToService
 
 Answer = Callable[[Message], ToService | None]
 

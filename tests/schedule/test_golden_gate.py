@@ -8,21 +8,12 @@ import numpy as np
 import pytest
 from scripted_engine import Answer, ScriptedEngine
 
-from magnitude.engine.protocol import (
-    Embed,
-    Failed,
-    Finished,
-    Generate,
-    Message,
-    TokenLogprob,
-    Tokens,
-    ToService,
-    Vectors,
-)
+from magnitude.engine.message import Message
+from magnitude.engine.protocol import Embed, Failed, Finished, Generate, TokenLogprob, Tokens, ToService, Vectors
 from magnitude.errors import MagnitudeError
 from magnitude.models.description import DecoderShape, EncoderShape, ModelDescription
 from magnitude.models.golden import Golden, GoldenPrompt, GoldenVector, write_golden
-from magnitude.policy.strategy import Strategy
+from magnitude.policy.provision import Provision
 from magnitude.schedule.golden_gate import MAX_VERDICTS, GoldenGate, verdict_key
 from magnitude.schedule.plan import ModelPlan
 
@@ -44,7 +35,9 @@ def decoder(folder: Path) -> ModelPlan:
         weight_bytes=1,
         decoder=shape,
     )
-    return ModelPlan(description, Strategy(threads=1, prefill_chunk=8, slots=1, context_length=64, kv_type="float32"))
+    return ModelPlan(
+        description, Provision(threads=1, prefill_chunk=8, slots=1, context_length=64, kv_type="float32")
+    )
 
 
 def embedder(folder: Path) -> ModelPlan:
@@ -58,7 +51,7 @@ def embedder(folder: Path) -> ModelPlan:
         weight_bytes=1,
         encoder=EncoderShape(width=2, max_tokens=64),
     )
-    return ModelPlan(description, Strategy(threads=1, prefill_chunk=8, slots=0, context_length=0, kv_type=None))
+    return ModelPlan(description, Provision(threads=1, prefill_chunk=8, slots=0, context_length=0, kv_type=None))
 
 
 @pytest.fixture

@@ -6,13 +6,13 @@ import msgspec
 import pytest
 from scripted_engine import Answer, ScriptedEngine
 
+from magnitude.engine.message import Message
 from magnitude.engine.protocol import (
     Done,
     Failed,
     Finished,
     Loaded,
     LoadModel,
-    Message,
     PrefillProgress,
     TensorInfo,
     Tokens,
@@ -22,7 +22,7 @@ from magnitude.engine.protocol import (
 from magnitude.errors import MagnitudeError, ModelError
 from magnitude.feedback.records import Feedback
 from magnitude.models.description import ModelDescription
-from magnitude.policy.strategy import Strategy
+from magnitude.policy.provision import Provision
 from magnitude.schedule.dispatcher import Dispatcher
 from magnitude.schedule.fresh_engine import FreshEngine
 from magnitude.schedule.loading import DEATHS_TOLERATED, LOAD_BASE_S, ModelLoader, load_deadline_s
@@ -47,7 +47,7 @@ def plan(name: str, *, weight_bytes: int = 1, fallback: str | None = None) -> Mo
         model_hash="0",
         weight_bytes=weight_bytes,
     )
-    return ModelPlan(description, Strategy(threads=1, prefill_chunk=8, slots=0, context_length=0, kv_type=None))
+    return ModelPlan(description, Provision(threads=1, prefill_chunk=8, slots=0, context_length=0, kv_type=None))
 
 
 def loader_of(plans: list[ModelPlan], admit=None) -> ModelLoader:

@@ -15,6 +15,7 @@ from scripted_engine import ScriptedEngine
 
 from magnitude.config.kv import KvSettings
 from magnitude.engine.client import EngineLink
+from magnitude.engine.message import Message
 from magnitude.engine.protocol import (
     CancelRequest,
     Done,
@@ -22,7 +23,6 @@ from magnitude.engine.protocol import (
     Generate,
     Loaded,
     LoadModel,
-    Message,
     SamplerSettings,
     ToService,
     Trim,
@@ -417,6 +417,33 @@ def test_a_model_that_has_no_room_only_now_is_refused_for_now_and_served_when_th
         await house.dispatcher.generate(task(10, "later"))
         while house.switch.state("later") != "loaded":
             await asyncio.sleep(0.005)
+
+    house.play(scenario)
+
+
+def test_further_sessions_are_given_back_with_the_caches_and_count_as_planned_memory() -> None:
+    house = House(plan("m"))
+
+    async def scenario() -> None:
+        before = house.relief.engine_bytes()
+        house.relief.session_bytes = lambda: 7
+        house.relief.drop_sessions = lambda: house.said.append("sessions")
+        assert house.relief.engine_bytes() == before + 7
+        house.relief.trim()
+        await house.settle()
+        assert sorted(house.said) == ["caches", "sessions"]
+
+    house.play(scenario)
+
+
+def test_models_are_taken_for_what_is_in_memory_and_the_largest_that_may_come() -> None:
+    plans = [plan("m"), plan("small", "on_demand", slots=2), plan("large", "on_demand", slots=8)]
+    house = House(*plans)
+
+    async def scenario() -> None:
+        needs = {each.description.name: need_of(each).total_bytes for each in plans}
+        assert house.relief.models_bytes() == needs["m"] + needs["large"]
+        assert house.relief.account_bytes == account_bytes(FREE_BYTES)
 
     house.play(scenario)
 

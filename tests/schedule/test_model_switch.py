@@ -11,7 +11,8 @@ from sample_plans import decoder_plan
 from scripted_engine import Answer, ScriptedEngine
 
 from magnitude.engine.client import EngineLink
-from magnitude.engine.protocol import Done, Failed, Loaded, LoadModel, Message, ToService, UnloadModel
+from magnitude.engine.message import Message
+from magnitude.engine.protocol import Done, Failed, Loaded, LoadModel, ToService, UnloadModel
 from magnitude.errors import EngineNotReady, MagnitudeError, ModelError
 from magnitude.feedback.records import Feedback
 from magnitude.schedule.dispatcher import Dispatcher

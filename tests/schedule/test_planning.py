@@ -10,8 +10,8 @@ from magnitude.config import Settings
 from magnitude.config.kv import KvSettings
 from magnitude.errors import BudgetExceeded
 from magnitude.models.description import DecoderShape, EncoderShape, ModelDescription
+from magnitude.policy.provision import BoardFacts, Provision
 from magnitude.policy.selection import Selection
-from magnitude.policy.strategy import BoardFacts, Strategy
 from magnitude.schedule.model_switch import need_of
 from magnitude.schedule.plan import ModelPlan
 from magnitude.schedule.planning import kept_context, plan_models, residency_of
@@ -125,8 +125,8 @@ def test_whatever_has_a_plan_is_loaded_when_it_is_asked_for(tmp_path: Path, free
 def test_a_context_that_the_memory_decides_stays_as_it_was_when_it_can(
     fitted: int, before: int, context: int
 ) -> None:
-    def strategy(context_length: int) -> Strategy:
-        return Strategy(threads=1, prefill_chunk=8, slots=4, context_length=context_length, kv_type="float32")
+    def provision(context_length: int) -> Provision:
+        return Provision(threads=1, prefill_chunk=8, slots=4, context_length=context_length, kv_type="float32")
 
-    kept = kept_context(strategy(fitted), strategy(8192), before)
-    assert kept == strategy(context)
+    kept = kept_context(provision(fitted), provision(8192), before)
+    assert kept == provision(context)

@@ -13,7 +13,7 @@ from magnitude.config.schedule import ScheduleSettings
 from magnitude.errors import ModelNotFound
 from magnitude.feedback.records import Feedback
 from magnitude.models.description import ModelDescription
-from magnitude.policy.strategy import Strategy
+from magnitude.policy.provision import Provision
 from magnitude.schedule.dispatcher import Dispatcher
 from magnitude.schedule.encode_batching import EncodeBatching, EncodeJob, EncodeLimits, EngineLoad, RunBatch
 from magnitude.schedule.encode_batching import Tick as EncodeTick
@@ -99,9 +99,9 @@ def test_an_alias_that_comes_is_known_and_one_that_goes_is_not() -> None:
             model_hash="0",
             weight_bytes=1,
         )
-        strategy = Strategy(threads=1, prefill_chunk=8, slots=0, context_length=0, kv_type=None)
+        provision = Provision(threads=1, prefill_chunk=8, slots=0, context_length=0, kv_type=None)
         dispatcher = Dispatcher(
-            [ModelPlan(description, strategy)],
+            [ModelPlan(description, provision)],
             aliases={"old": "tiny"},
             max_queue=1,
             feedback=Feedback(),

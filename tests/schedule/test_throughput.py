@@ -4,7 +4,8 @@ from pathlib import Path
 import pytest
 from sample_plans import decoder_plan
 
-from magnitude.engine.protocol import Failed, Measure, Measured, Message, ToService
+from magnitude.engine.message import Message
+from magnitude.engine.protocol import Failed, Measure, Measured, ToService
 from magnitude.schedule.plan import ModelPlan
 from magnitude.schedule.throughput import Throughput, measured_rows
 

@@ -5,9 +5,10 @@ from __future__ import annotations
 import asyncio
 from pathlib import Path
 
-from magnitude.engine.protocol import Embed, EmbedAndRank, InferTensors, Message, SamplerSettings
+from magnitude.engine.message import Message
+from magnitude.engine.protocol import Embed, EmbedAndRank, InferTensors, SamplerSettings
 from magnitude.models.catalogue import open_folder
-from magnitude.policy.strategy import Strategy
+from magnitude.policy.provision import Provision
 from magnitude.schedule.inference import GenerationTask
 from magnitude.schedule.open_generation import OpenGeneration
 from magnitude.schedule.open_tasks import OpenRun
@@ -16,7 +17,7 @@ from magnitude.schedule.plan_facts import facts_of, served_as
 from magnitude.schedule.victims import victims_of
 
 GOLDEN = Path(__file__).parent.parent / "golden"
-STRATEGY = Strategy(threads=3, prefill_chunk=64, max_batch=2, slots=4, context_length=32, kv_type="float32")
+STRATEGY = Provision(threads=3, prefill_chunk=64, max_batch=2, slots=4, context_length=32, kv_type="float32")
 
 
 def run(request_id: int, message: Message) -> OpenRun:

@@ -7,9 +7,10 @@ import asyncio
 import pytest
 from scripted_engine import ScriptedEngine
 
-from magnitude.engine.protocol import Embed, Failed, Finished, Generate, Message, ToService, Vectors
+from magnitude.engine.message import Message
+from magnitude.engine.protocol import Embed, Failed, Finished, Generate, ToService, Vectors
 from magnitude.models.description import DecoderShape, EncoderShape, Kind, ModelDescription
-from magnitude.policy.strategy import Strategy
+from magnitude.policy.provision import Provision
 from magnitude.schedule.plan import ModelPlan
 from magnitude.schedule.warm_up import NEW_TOKENS, warm_up
 
@@ -31,7 +32,7 @@ def plan(kind: Kind) -> ModelPlan:
     kv_type = "float32" if decodes else None
     slots, context = (1, 64) if decodes else (0, 0)
     return ModelPlan(
-        description, Strategy(threads=1, prefill_chunk=8, slots=slots, context_length=context, kv_type=kv_type)
+        description, Provision(threads=1, prefill_chunk=8, slots=slots, context_length=context, kv_type=kv_type)
     )
 
 

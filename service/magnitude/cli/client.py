@@ -159,13 +159,13 @@ class ServiceClient:
             raise _lost(self.address, error) from error
         return response.status_code == 200, body if isinstance(body, dict) else {}
 
-    def chat(self, body: dict[str, Any]) -> Generator[ChatDelta]:
+    def chat(self, body: dict[str, Any], headers: dict[str, str] | None = None) -> Generator[ChatDelta]:
         """Stream a chat completion. Closing the iterator stops the generation."""
         import httpx
 
         request = {**body, "stream": True, "stream_options": {"include_usage": True}}
         try:
-            with self.http.stream("POST", "/v1/chat/completions", json=request) as response:
+            with self.http.stream("POST", "/v1/chat/completions", json=request, headers=headers) as response:
                 if response.status_code != 200:
                     response.read()
                     raise refusal(response.status_code, response.content)

@@ -7,7 +7,8 @@ import logging
 import socket
 from collections.abc import Callable
 
-from magnitude.engine.protocol import Message, ToService
+from magnitude.engine.message import Message
+from magnitude.engine.protocol import ToService
 from magnitude.engine.wire import FrameReader, encode_frame
 from magnitude.errors import EngineError
 

@@ -15,16 +15,9 @@ from itertools import takewhile
 from typing import TYPE_CHECKING
 
 from magnitude.engine.kv import KvMemory
+from magnitude.engine.message import Message
 from magnitude.engine.pieces import LEAST_PIECE, first_position
-from magnitude.engine.protocol import (
-    Finished,
-    FinishReason,
-    Generate,
-    Message,
-    PrefillProgress,
-    SlotContents,
-    Tokens,
-)
+from magnitude.engine.protocol import Finished, FinishReason, Generate, PrefillProgress, SlotContents, Tokens
 from magnitude.engine.sampling import F32, Choice, Sampler
 from magnitude.engine.slide import SlidingWindow, find_slid, header_ids
 from magnitude.engine.slot_header import HASH_OF_NOTHING, SlotState, extend_hash, holds, trusted_length

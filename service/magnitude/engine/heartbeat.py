@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 
+from magnitude.board.counters import Counters
 from magnitude.engine.link import Link, ServiceGone
 from magnitude.engine.protocol import Heartbeat
 from magnitude.engine.stats import Progress, read_memory
@@ -13,8 +14,14 @@ from magnitude.engine.stats import Progress, read_memory
 PERIOD_S = 0.5
 
 
-def start_heartbeat(link: Link, progress: Progress, stop: threading.Event, period_s: float = PERIOD_S) -> None:
-    """Send `Heartbeat`s until `stop` is set or the service is gone."""
+def start_heartbeat(
+    link: Link,
+    progress: Progress,
+    stop: threading.Event,
+    period_s: float = PERIOD_S,
+    counters: Counters | None = None,
+) -> None:
+    """Send `Heartbeat`s until `stop` is set or the service is gone, with what the processor's `counters` say."""
 
     def beat() -> None:
         while not stop.wait(period_s):
@@ -27,6 +34,9 @@ def start_heartbeat(link: Link, progress: Progress, stop: threading.Event, perio
                         rss_bytes=read_memory().rss_bytes,
                         run_pool=progress.run_pool,
                         paused=progress.paused,
+                        sessions=progress.sessions,
+                        session_bytes=progress.session_bytes,
+                        counted=counters.read() if counters is not None else None,
                     )
                 )
             except ServiceGone:

@@ -13,7 +13,8 @@ import threading
 from collections import deque
 from collections.abc import Callable
 
-from magnitude.engine.protocol import LoadModel, Message, ToEngine
+from magnitude.engine.message import Message
+from magnitude.engine.protocol import LoadModel, ToEngine
 from magnitude.engine.wire import FrameReader, encode_frame
 from magnitude.errors import EngineError
 

@@ -14,10 +14,23 @@ from typing import Literal
 
 import msgspec
 
+from magnitude.board.counters import CounterReading
 from magnitude.engine.kv_layout import KvLayout
+from magnitude.engine.message import Message
+from magnitude.engine.session_messages import (
+    Compared,
+    CompareSession,
+    PrepareSession,
+    Probe,
+    Probed,
+    ReleaseSession,
+    SessionPrepared,
+    UseSessions,
+)
+from magnitude.engine.session_spec import SessionSpec
 from magnitude.models.description import ModelDescription
 
-PROTOCOL_VERSION = 3
+PROTOCOL_VERSION = 4
 MAX_FRAME_BYTES = 256 * 1024 * 1024  # largest tensor message; a longer length word means a broken stream
 
 FinishReason = Literal["stop", "length", "cancelled", "error"]
@@ -25,10 +38,6 @@ FinishReason = Literal["stop", "length", "cancelled", "error"]
 Overflow = Literal["stop", "slide"]
 # "slide" is no graph run: positions of a full slot that were moved.
 StepKind = Literal["decode", "prefill", "verify", "slide", "encode", "tensors"]
-
-
-class Message(msgspec.Struct, frozen=True, kw_only=True, tag_field="t", array_like=False):
-    """Root of all messages."""
 
 
 # --- both ways ---
@@ -56,7 +65,7 @@ class SamplerSettings(Message, frozen=True, kw_only=True, tag="sampler"):
     repetition_penalty: float = 1.0
     presence_penalty: float = 0.0
     frequency_penalty: float = 0.0
-    logit_bias: dict[int, float] = {}
+    logit_bias: dict[int, float] = msgspec.field(default_factory=dict)
     seed: int = 0  # unsigned 64 bit; with the position it keys the counter-based generator
 
 
@@ -135,7 +144,7 @@ class Generate(Message, frozen=True, kw_only=True, tag="generate"):
     model: str
     slot: int
     prompt: list[int]
-    emitted: list[int] = []
+    emitted: list[int] = msgspec.field(default_factory=list)
     max_new_tokens: int
     sampler: SamplerSettings
     grammar: GrammarSpec | None = None
@@ -159,7 +168,7 @@ class Embed(Message, frozen=True, kw_only=True, tag="embed"):
     request_id: int
     model: str
     inputs: list[list[int]]
-    token_types: list[list[int]] = []
+    token_types: list[list[int]] = msgspec.field(default_factory=list)
 
 
 class EmbedAndRank(Message, frozen=True, kw_only=True, tag="embed_and_rank"):
@@ -188,7 +197,7 @@ class InferTensors(Message, frozen=True, kw_only=True, tag="infer"):
     request_id: int
     model: str
     inputs: list[Tensor]
-    outputs: list[str] = []  # empty: all
+    outputs: list[str] = msgspec.field(default_factory=list)  # empty: all
 
 
 class CancelRequest(Message, frozen=True, kw_only=True, tag="cancel"):
@@ -282,7 +291,7 @@ class TokenLogprob(Message, frozen=True, kw_only=True, tag="lp"):
     """Log probability of the chosen token after the sampler's masks and penalties, and the best alternatives."""
 
     logprob: float
-    top: list[tuple[int, float]] = []
+    top: list[tuple[int, float]] = msgspec.field(default_factory=list)
 
 
 class Tokens(Message, frozen=True, kw_only=True, tag="tokens"):
@@ -290,7 +299,7 @@ class Tokens(Message, frozen=True, kw_only=True, tag="tokens"):
 
     request_id: int
     ids: list[int]
-    logprobs: list[TokenLogprob] = []
+    logprobs: list[TokenLogprob] = msgspec.field(default_factory=list)
 
 
 class PrefillProgress(Message, frozen=True, kw_only=True, tag="prefill"):
@@ -321,15 +330,19 @@ class Finished(Message, frozen=True, kw_only=True, tag="finished"):
 
 
 class StepGroup(msgspec.Struct, frozen=True, kw_only=True):
-    """Graph runs of one shape since the last report: `rows` sequences of `tokens` new positions each."""
+    """Graph runs of one shape since the last report: `rows` sequences of `tokens` new positions each, which
+    above 8 are rounded up to a power of two; `positions` is how many they were in all. `session`: the one that
+    ran them, None: the model's own."""
 
     model: str
+    session: SessionSpec | None = None
     kind: StepKind
     rows: int
     tokens: int
     runs: int
     total_s: float
     max_s: float
+    positions: int = 0
 
 
 class Steps(Message, frozen=True, kw_only=True, tag="steps"):
@@ -392,6 +405,8 @@ class PoolUse(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Stats(Message, frozen=True, kw_only=True, tag="stats"):
+    """The engine now. `sessions`: further ones of all models, which took `session_bytes` when they were made."""
+
     request_id: int
     rss_bytes: int
     anon_bytes: int
@@ -399,6 +414,8 @@ class Stats(Message, frozen=True, kw_only=True, tag="stats"):
     steps: int
     models: tuple[str, ...]
     run_pool: PoolUse = PoolUse()
+    sessions: int = 0
+    session_bytes: int = 0
 
 
 class Drained(Message, frozen=True, kw_only=True, tag="drained"):
@@ -408,7 +425,9 @@ class Drained(Message, frozen=True, kw_only=True, tag="drained"):
 class Heartbeat(Message, frozen=True, kw_only=True, tag="heartbeat"):
     """Sent twice a second by a thread of its own. `steps` counts finished graph runs: *that* is progress; the
     message itself only says that the process breathes. `busy_s` is the age of the run under way (0: idle). `paused`:
-    no run is under way because the pace does not allow one yet."""
+    no run is under way because the pace does not allow one yet. `counted` is what the processor counted for the
+    engine since it started; None: nothing is counted. `sessions`: further ones of all models, which took
+    `session_bytes` when they were made."""
 
     steps: int
     open_requests: int
@@ -416,6 +435,9 @@ class Heartbeat(Message, frozen=True, kw_only=True, tag="heartbeat"):
     rss_bytes: int
     run_pool: PoolUse = PoolUse()
     paused: bool = False
+    sessions: int = 0
+    session_bytes: int = 0
+    counted: CounterReading | None = None
 
 
 ToEngine = (
@@ -433,6 +455,11 @@ ToEngine = (
     | GetStats
     | Trim
     | Pace
+    | PrepareSession
+    | ReleaseSession
+    | UseSessions
+    | CompareSession
+    | Probe
     | Drain
     | Shutdown
 )
@@ -452,4 +479,7 @@ ToService = (
     | Stats
     | Drained
     | Heartbeat
+    | SessionPrepared
+    | Compared
+    | Probed
 )

@@ -11,7 +11,8 @@ from typing import Generic, TypeVar
 
 import msgspec
 
-from magnitude.engine.protocol import MAX_FRAME_BYTES, Message
+from magnitude.engine.message import Message
+from magnitude.engine.protocol import MAX_FRAME_BYTES
 from magnitude.errors import EngineError
 
 _LENGTH = struct.Struct("<I")

@@ -31,7 +31,10 @@ from magnitude.intake.recycle import recycle
 from magnitude.intake.reload import reload_configuration
 from magnitude.intake.rerank import rerank
 from magnitude.intake.reserve import Reserve
+from magnitude.intake.strategy import Strategies
+from magnitude.intake.timeline import timeline as show_timeline
 from magnitude.schedule.inference import Inference
+from magnitude.schedule.strategy_control import StrategyControl
 from magnitude.text.catalogue import TextCatalogue
 
 ROUTES = [
@@ -48,10 +51,12 @@ ROUTES = [
     Route("/metrics", health.metrics, methods=["GET"]),
     Route("/v1/magnitude/state", health.state, methods=["GET"]),
     Route("/v1/magnitude/records", list_records, methods=["GET"]),
+    Route("/v1/magnitude/timeline", show_timeline, methods=["GET"]),
     Route("/v1/magnitude/reload", reload_configuration, methods=["POST"]),
     Route("/v1/magnitude/pipeline", pipeline, methods=["POST"]),
     Route("/v1/magnitude/reserve", Reserve),
     Route("/v1/magnitude/recycle", recycle, methods=["POST"]),
+    Route("/v1/magnitude/strategy", Strategies),
     Route("/openapi.json", health.openapi, methods=["GET"]),
     Route("/v2", open_inference.server_metadata, methods=["GET"]),
     Route("/v2/health/live", open_inference.server_live, methods=["GET"]),
@@ -69,11 +74,12 @@ def build_app(
     texts: TextCatalogue,
     metrics: Metrics,
     records: RecordStore | None = None,
+    strategies: StrategyControl | None = None,
     clock: Callable[[], float] = time.monotonic,
     wall_clock: Callable[[], float] = time.time,
 ) -> Starlette:
     """The application over `inference`. `clock` is for durations, `wall_clock` for the `created` of answers.
-    `records` None: none are kept."""
+    `records` None: none are kept; `strategies` None: none are learned."""
     live = settings if isinstance(settings, LiveSettings) else LiveSettings(settings)
     app = Starlette(
         routes=ROUTES,
@@ -89,6 +95,7 @@ def build_app(
         texts=texts,
         metrics=metrics,
         records=records,
+        strategies=strategies,
         clock=clock,
         wall_clock=wall_clock,
     )

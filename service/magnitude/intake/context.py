@@ -17,6 +17,7 @@ from magnitude.intake.auth import Principal
 from magnitude.intake.live import LiveSettings
 from magnitude.models.description import Kind, ModelDescription
 from magnitude.schedule.inference import Inference
+from magnitude.schedule.strategy_control import StrategyControl
 from magnitude.text.catalogue import ModelText, TextCatalogue
 
 
@@ -39,6 +40,7 @@ class Context(msgspec.Struct, frozen=True, kw_only=True):
     records: RecordStore | None
     clock: Callable[[], float]
     wall_clock: Callable[[], float]
+    strategies: StrategyControl | None = None  # None: nothing is learned here
 
     @property
     def settings(self) -> Settings:

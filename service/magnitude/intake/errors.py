@@ -61,6 +61,9 @@ STATUS_OF_CODE: dict[str, int] = {
     "too_many_connections": 503,
     "engine_timeout": 504,
     "reload_unavailable": 501,
+    "strategy_unavailable": 501,
+    "storage_refused": 507,
+    "binding_mismatch": 409,
 }
 
 _TYPE_OF_STATUS = {401: "authentication_error", 403: "permission_error", 429: "rate_limit_error"}

@@ -7,6 +7,7 @@ from typing import Any
 from magnitude import __version__
 from magnitude.intake import terms
 from magnitude.intake.reserve import MAX_HOLD_S, MAX_REQUESTS
+from magnitude.schedule.strategy_control import MOST_HOLD_S
 
 
 def openapi_document() -> dict[str, Any]:
@@ -54,6 +55,16 @@ def openapi_document() -> dict[str, Any]:
         "requests": {"type": "integer", "minimum": 1, "maximum": MAX_REQUESTS},
         "hold_s": {"type": "number", "exclusiveMinimum": 0, "maximum": MAX_HOLD_S},
     }
+    strategy = {
+        "model": _TEXT,
+        "hold": {"type": "number", "minimum": 0, "maximum": MOST_HOLD_S},
+        "import": _TEXT,
+        "as_prior": {"type": "boolean"},
+        "reset": {"type": "boolean"},
+        "all": {"type": "boolean"},
+        "pin": {"type": "object"},
+        "unpin": {"type": "boolean"},
+    }
     infer = {"id": _TEXT, "inputs": _list({"type": "object"}), "outputs": _list({"type": "object"})}
     return {
         "openapi": "3.1.0",
@@ -79,6 +90,7 @@ def openapi_document() -> dict[str, Any]:
             "/metrics": _get("Numbers for Prometheus"),
             "/v1/magnitude/state": _get("What runs, how, and with which figures"),
             "/v1/magnitude/records": _get("What became of the last tasks"),
+            "/v1/magnitude/timeline": _get("What was decided lately and why, and what ran meanwhile"),
             "/v1/magnitude/reload": {
                 "post": {"summary": "Read the configuration again", "responses": _responses()},
             },
@@ -99,6 +111,10 @@ def openapi_document() -> dict[str, Any]:
                 },
             },
             "/v1/magnitude/recycle": _post("Replace the engine", {"reason": _TEXT}, []),
+            "/v1/magnitude/strategy": {
+                **_get("What was learned of each model, and how it runs"),
+                **_post("Change it: one of hold, import, reset, pin, unpin", strategy, []),
+            },
             "/openapi.json": _get("This description"),
             "/v2": _get("Open Inference Protocol: the server"),
             "/v2/health/live": _get("Is the service alive"),

@@ -1,4 +1,4 @@
-"""Cutting strategies down to the memory that there is, before anything is loaded."""
+"""Cutting provisions down to the memory that there is, before anything is loaded."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import msgspec
 from magnitude.errors import BudgetExceeded
 from magnitude.models.description import ModelDescription
 from magnitude.models.ledger import ENGINE_BYTES, LEAST_CONTEXT, RESERVE_SHARE, SERVICE_BYTES, ledger, reserve
-from magnitude.policy.strategy import Strategy
+from magnitude.policy.provision import Provision
 
 # Share of the memory that one model's pools (KV and activations) may take: beside them there must be room for
 # weights, other models and whatever grows.
@@ -35,20 +35,20 @@ class Need(msgspec.Struct, frozen=True, kw_only=True):
         return self.weight_bytes + self.pool_bytes
 
 
-def need_of(model: ModelDescription, strategy: Strategy) -> Need:
+def need_of(model: ModelDescription, provision: Provision) -> Need:
     """What `model` takes in memory once it is loaded to run so, by the ledger."""
     sums = ledger(
         model,
         available_bytes=0,
-        context=_positions(strategy, model),
-        slots=max(1, strategy.max_batch),
-        prefill_chunk=strategy.prefill_chunk,
+        context=_positions(provision, model),
+        slots=max(1, provision.max_batch),
+        prefill_chunk=provision.prefill_chunk,
     )
     rows = {row.name: row.bytes for row in sums.rows}
     return Need(
         weight_bytes=rows["weights"],
         activation_bytes=sum(size_bytes for name, size_bytes in rows.items() if name in _ACTIVATION_ROWS),
-        kv_bytes=strategy.kv_budget_bytes if model.decoder is not None else 0,
+        kv_bytes=provision.kv_budget_bytes if model.decoder is not None else 0,
     )
 
 
@@ -68,9 +68,9 @@ def pool_refusal(pool_bytes: int, available_bytes: int) -> str | None:
 
 
 def fit_to_memory(
-    strategy: Strategy, model: ModelDescription, available_bytes: int, *, pool_bytes: int | None = None
-) -> Strategy:
-    """`strategy`, with the longest context that fits into `available_bytes` when its own does not; KV and
+    provision: Provision, model: ModelDescription, available_bytes: int, *, pool_bytes: int | None = None
+) -> Provision:
+    """`provision`, with the longest context that fits into `available_bytes` when its own does not; KV and
     activations together within `pool_bytes`.
 
     The batch is kept: one conversation fewer is a refused client, a shorter context only a shorter memory. Raises
@@ -79,17 +79,17 @@ def fit_to_memory(
     sums = ledger(
         model,
         available_bytes=max(0, available_bytes),
-        context=_positions(strategy, model),
-        slots=strategy.max_batch,
-        prefill_chunk=strategy.prefill_chunk,
+        context=_positions(provision, model),
+        slots=provision.max_batch,
+        prefill_chunk=provision.prefill_chunk,
     )
     if sums.fits:
-        return _within_pool(strategy, model, pool_bytes)
+        return _within_pool(provision, model, pool_bytes)
     if model.decoder is not None and sums.largest_context:
-        context = min(strategy.context_length, sums.largest_context)
-        full_bytes = strategy.max_batch * context * model.decoder.kv_bytes_per_token()
-        budget_bytes = min(strategy.kv_budget_bytes, full_bytes)
-        cut = msgspec.structs.replace(strategy, context_length=context, kv_budget_bytes=budget_bytes)
+        context = min(provision.context_length, sums.largest_context)
+        full_bytes = provision.max_batch * context * model.decoder.kv_bytes_per_token()
+        budget_bytes = min(provision.kv_budget_bytes, full_bytes)
+        cut = msgspec.structs.replace(provision, context_length=context, kv_budget_bytes=budget_bytes)
         return _within_pool(cut, model, pool_bytes)
     rows = ", ".join(f"{row.name} {row.bytes / 1e6:.0f} MB" for row in sums.rows)
     raise BudgetExceeded(
@@ -100,44 +100,44 @@ def fit_to_memory(
     )
 
 
-def _positions(strategy: Strategy, model: ModelDescription) -> int:
+def _positions(provision: Provision, model: ModelDescription) -> int:
     """Of a slot, or for an encoder of its longest text."""
-    return strategy.context_length or (model.encoder.max_tokens if model.encoder else 1)
+    return provision.context_length or (model.encoder.max_tokens if model.encoder else 1)
 
 
-def _within_pool(strategy: Strategy, model: ModelDescription, pool_bytes: int | None) -> Strategy:
-    """`strategy` with less KV in all, and slots no longer than that, where it has too much."""
-    need = need_of(model, strategy)
+def _within_pool(provision: Provision, model: ModelDescription, pool_bytes: int | None) -> Provision:
+    """`provision` with less KV in all, and slots no longer than that, where it has too much."""
+    need = need_of(model, provision)
     if pool_bytes is None or need.pool_bytes <= pool_bytes:
-        return strategy
+        return provision
     kv_bytes = pool_bytes - need.activation_bytes
     token_bytes = model.decoder.kv_bytes_per_token() if model.decoder is not None else 0
-    context = min(strategy.context_length, kv_bytes // token_bytes) if token_bytes else 0
-    if context < min(LEAST_CONTEXT, strategy.context_length) or not token_bytes:
+    context = min(provision.context_length, kv_bytes // token_bytes) if token_bytes else 0
+    if context < min(LEAST_CONTEXT, provision.context_length) or not token_bytes:
         raise BudgetExceeded(
             f"KV and activations of {model.name} need {need.pool_bytes / 1e6:.0f} MB, and {POOL_SHARE:.0%} of the "
             f"memory are {pool_bytes / 1e6:.0f} MB",
             hint=f"Free memory, or take a smaller model. See 'magnitude budget {model.name}'",
             param=model.name,
         )
-    return msgspec.structs.replace(strategy, context_length=context, kv_budget_bytes=kv_bytes)
+    return msgspec.structs.replace(provision, context_length=context, kv_budget_bytes=kv_bytes)
 
 
 class Fitted(msgspec.Struct, frozen=True, kw_only=True):
     """Which models are served and how, in order; and which are left out, with the ledger's words."""
 
-    served: list[tuple[ModelDescription, Strategy]]
+    served: list[tuple[ModelDescription, Provision]]
     left_out: list[tuple[ModelDescription, BudgetExceeded]]
 
 
 def fit_together(
     models: Sequence[ModelDescription],
-    wish: Callable[[ModelDescription], Strategy],
+    wish: Callable[[ModelDescription], Provision],
     free_bytes: int,
     *,
     pinned: Collection[str] = (),
 ) -> Fitted:
-    """Strategies under which `models` fit into `free_bytes` side by side.
+    """Provisions under which `models` fit into `free_bytes` side by side.
 
     The first one must fit: it raises `BudgetExceeded` when it does not fit alone. Another one that does not fit
     beside those before it is left out; where the first one has no room beside the others, the heaviest goes, of
@@ -145,7 +145,7 @@ def fit_together(
     """
     kept, left_out = list(models), []
     while True:
-        served: list[tuple[ModelDescription, Strategy]] = []
+        served: list[tuple[ModelDescription, Provision]] = []
         try:
             for place, model in enumerate(kept):
                 beside_bytes = sum(need_of(*other).total_bytes for other in served)
@@ -167,11 +167,11 @@ def fit_together(
 
 def fit_each(
     models: Sequence[ModelDescription],
-    wish: Callable[[ModelDescription], Strategy],
+    wish: Callable[[ModelDescription], Provision],
     free_bytes: int,
-    beside: Sequence[tuple[ModelDescription, Strategy]],
+    beside: Sequence[tuple[ModelDescription, Provision]],
 ) -> Fitted:
-    """Strategies under which each of `models` fits into `free_bytes` alone with those of `beside`."""
+    """Provisions under which each of `models` fits into `free_bytes` alone with those of `beside`."""
     beside_bytes = sum(need_of(*other).total_bytes for other in beside)
     fitted = Fitted(served=[], left_out=[])
     for model in models:
@@ -183,8 +183,8 @@ def fit_each(
 
 
 def _fit_beside(
-    model: ModelDescription, wish: Callable[[ModelDescription], Strategy], free_bytes: int, beside_bytes: int
-) -> Strategy:
+    model: ModelDescription, wish: Callable[[ModelDescription], Provision], free_bytes: int, beside_bytes: int
+) -> Provision:
     # The ledger takes its reserve off what it is given; off what others hold it was taken once already. Both
     # reserves are rounded down, by less than a byte each.
     taken_bytes = math.ceil(beside_bytes / (1 - RESERVE_SHARE)) + 2 if beside_bytes else 0

@@ -1,76 +1,56 @@
-"""How one execution runs: the strategy, and the default that holds until something better is measured."""
+"""How work is run: sessions by phase, and all settings that may change while the service runs."""
 
 from __future__ import annotations
 
+import hashlib
+from functools import cached_property
+
 import msgspec
 
-from magnitude.config.engine import EngineSettings
-from magnitude.config.kv import KvSettings
-from magnitude.models.description import DecoderShape, KvType, ModelDescription
+from magnitude.engine.session_spec import SessionSpec
+from magnitude.models.description import KvType
 
 
-class Strategy(msgspec.Struct, frozen=True, kw_only=True):
-    """Settings of one execution."""
+class ClockCap(msgspec.Struct, frozen=True, kw_only=True):
+    """Upper clock limits by phase, by the kernel's policy name; None: as found."""
 
-    threads: int
-    prefill_chunk: int
-    max_batch: int = 1  # generations that decode together; 0: the model is no decoder
-    max_inter_token_ms: float = 50.0
-    slots: int  # places for KV: more than can run, for conversations that wait
-    kv_budget_bytes: int = 0  # what all slots together may hold
-    context_length: int  # positions of one KV slot
-    max_draft: int = 0  # most tokens that are drafted ahead and verified together; 0: plain decoding
-    draft_inexact: bool = False  # draft also where a verification is not equal to the bit to plain steps
-    kv_type: KvType | None  # None: the model holds no KV
+    prefill_khz: dict[str, int | None] = {}
+    decode_khz: dict[str, int | None] = {}
 
 
-class BoardFacts(msgspec.Struct, frozen=True, kw_only=True):
-    """What the choice needs to know of the board."""
+class Strategy(msgspec.Struct, frozen=True, kw_only=True, dict=True):
+    """Settings of one execution. Encoders and plain tensors run as prompts do: by `prefill`.
 
-    usable_threads: int  # min(affinity, floor(CPU quota)), at least 1
-
-
-# Slots for each generation that can run. An agent's turn spends about three quarters of its time waiting for tools
-# and people, and sixteen agents on four rows pushed each other out of 16 slots; a slot costs memory only for the
-# tokens in it.
-SLOTS_PER_ROW = 8
-
-
-# Most tokens of a draft. Quotes by SmolLM2-135M decoded 2.3, 2.5 and 2.5 times as fast as plainly with at most 4, 8
-# and 12, and a longer run delays its own tokens and those of others.
-MAX_DRAFT_TOKENS = 8
-
-
-def draft_bytes(draft: ModelDescription | None, settings: EngineSettings) -> int:
-    """Memory of a draft model beside its target: weights, and KV for every generation that can run."""
-    if draft is None or draft.decoder is None:
-        return 0
-    positions = min(settings.context_length, draft.decoder.context_length)
-    return draft.weight_bytes + settings.max_batch_size * positions * draft.decoder.kv_bytes_per_token()
-
-
-def default_strategy(
-    board: BoardFacts, settings: EngineSettings, decoder: DecoderShape | None, kv: KvSettings
-) -> Strategy:
-    """The conservative plan: every usable core, the configured chunk, as much context as model and user allow.
-
-    More threads than usable cores only fight each other for the quota, so a larger wish is cut down.
+    `variant` names the model folder whose weights are used ("": the model's own). `prefill_chunk` tokens of a prompt
+    enter in one run, `max_batch` generations decode together, at most `max_draft` tokens are drafted ahead.
+    `kv_budget_bytes` and `longest_run_tokens` (the longest bucket that an encoder keeps bound, 0: as built in) are
+    the memory plan, besides the sessions' arena.
     """
-    wished = settings.threads or board.usable_threads
-    batch = settings.max_batch_size
-    context = min(settings.context_length, decoder.context_length) if decoder else 0
-    token_bytes = decoder.kv_bytes_per_token() if decoder else 0
-    if token_bytes and kv.budget_bytes:
-        context = max(1, min(context, kv.budget_bytes // token_bytes))
-    return Strategy(
-        threads=max(1, min(wished, board.usable_threads)),
-        prefill_chunk=settings.prefill_chunk_size,
-        max_batch=batch if decoder else 0,
-        max_inter_token_ms=settings.max_inter_token_ms,
-        slots=max(batch, kv.slots or SLOTS_PER_ROW * batch) if decoder else 0,
-        kv_budget_bytes=kv.budget_bytes or batch * context * token_bytes,
-        context_length=context,
-        max_draft=MAX_DRAFT_TOKENS if decoder and settings.speculation != "off" else 0,
-        draft_inexact=settings.speculation == "on",
-        kv_type=decoder.kv_type if decoder else None,
-    )
+
+    prefill: SessionSpec
+    decode: SessionSpec
+    variant: str = ""
+    kv_type: KvType | None = None
+    prefill_chunk: int = 128
+    max_batch: int = 1
+    max_draft: int = 0
+    kv_budget_bytes: int = 0
+    longest_run_tokens: int = 0
+    clocks: ClockCap = ClockCap()
+
+    @cached_property
+    def strategy_id(self) -> str:
+        """The same for the same settings, over restarts too."""
+        return hashlib.sha256(msgspec.json.encode(self, order="sorted")).hexdigest()[:12]
+
+    @property
+    def in_words(self) -> str:
+        """One line for logs and people."""
+        parts = [f"prompts {self.prefill.session_id} in pieces of {self.prefill_chunk}"]
+        if self.max_batch:
+            parts.append(f"answers {self.decode.session_id}, {self.max_batch} at once")
+        if self.max_draft:
+            parts.append(f"drafts of {self.max_draft}")
+        if self.variant:
+            parts.append(f"weights of {self.variant}")
+        return "; ".join(parts)

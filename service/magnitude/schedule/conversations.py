@@ -291,7 +291,7 @@ class Conversations:
                 continue
             budget_bytes = plan.kv_budget_bytes
             if share < 1:
-                one_bytes = plan.strategy.context_length * token_bytes(plan.kv.layout)
+                one_bytes = plan.provision.context_length * token_bytes(plan.kv.layout)
                 budget_bytes = min(budget_bytes, max(one_bytes, int(share * self._held_bytes[name])))
             plan.table.set_budget(budget_bytes, self._clock())
             self._changed_in(plan)

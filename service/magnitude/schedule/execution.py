@@ -8,7 +8,8 @@ from collections import Counter
 from collections.abc import Callable
 
 from magnitude.engine.client import EngineLink
-from magnitude.engine.protocol import CancelRequest, Message, Trim
+from magnitude.engine.message import Message
+from magnitude.engine.protocol import CancelRequest, Trim
 from magnitude.errors import DeadlineExceeded, EngineError, MagnitudeError, Overloaded
 from magnitude.schedule.conversations import Conversations
 from magnitude.schedule.events import Dropped, Effect, Expire, Interrupt, Lost, Pause, Reject, Start

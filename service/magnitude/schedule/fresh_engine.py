@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from typing import Protocol
 
-from magnitude.engine.protocol import Message, ToService
+from magnitude.engine.message import Message
+from magnitude.engine.protocol import ToService
 
 
 class FreshEngine(Protocol):

@@ -53,7 +53,7 @@ async def _logits(plan: ModelPlan, ids: list[int], best: float, engine: FreshEng
         max_new_tokens=1,
         sampler=SamplerSettings(temperature=0.0),
         logprobs=ASKED_LOGPROBS,
-        prefill_chunk=plan.strategy.prefill_chunk,
+        prefill_chunk=plan.provision.prefill_chunk,
     )
     answer = await engine.ask(message, request_id)
     if not isinstance(answer, Tokens) or not answer.logprobs:

@@ -186,7 +186,7 @@ class KeptMemory:
         """Leave what holds a conversation to the next service, and take the rest out of the store."""
         for name, journal in self._journals.items():
             if self._given_up or not any(
-                _holds_something(journal, slot) for slot in range(plans[name].strategy.slots)
+                _holds_something(journal, slot) for slot in range(plans[name].provision.slots)
             ):
                 self._remove([stored_name(KV_PREFIX, name), stored_name(TABLE_PREFIX, name)])
             journal.close()
@@ -203,7 +203,7 @@ class KeptMemory:
             plan = wanted.get(model)
             if plan is None or plan.kv is None or plan.table is None or model in self._journals:
                 raise MemoryRefused(f"{model} is not served, or has its memory already")
-            if (journal.head.layout, journal.head.slots) != (plan.kv.layout, plan.strategy.slots):
+            if (journal.head.layout, journal.head.slots) != (plan.kv.layout, plan.provision.slots):
                 raise MemoryRefused(f"{model} has another context or another number of slots now")
             kv_fd = next((fd for fd in memories if _inode(fd) == journal.head.kv_inode), None)
             if kv_fd is None:
@@ -234,7 +234,7 @@ class KeptMemory:
         for slot in range(plan.kv.layout.slots):
             if slot not in revived:
                 plan.kv.release_slot(slot)
-                if slot < plan.strategy.slots:
+                if slot < plan.provision.slots:
                     journal.write(SlotRecord(slot=slot, state="empty"))
         self.write(plan, plan.table.take_changes())
         plan.revived = Revived(
@@ -258,7 +258,7 @@ class KeptMemory:
         if self._store is None or self._clock() < self._ask_again_s:
             return None
         name = plan.description.name
-        journal = SlotJournal.create(name, plan.kv, plan.strategy.slots)
+        journal = SlotJournal.create(name, plan.kv, plan.provision.slots)
         if not self._put(plan, journal):
             journal.close()
             self._ask_again_s = self._clock() + ASK_AGAIN_S  # not at every request
@@ -285,7 +285,7 @@ def _find(plan: ModelPlan, kv: KvMemory, journal: SlotJournal) -> list[_Found]:
     assert plan.description.decoder is not None
     vocabulary = plan.description.decoder.vocab_size
     found = []
-    for slot in range(plan.strategy.slots):
+    for slot in range(plan.provision.slots):
         content = kv.content(slot)
         speaking = journal.speaking(slot, content)
         if content is None or speaking is None:

@@ -9,12 +9,12 @@ from collections.abc import Awaitable, Callable, Collection
 import msgspec
 
 from magnitude.engine.client import EngineLink
+from magnitude.engine.message import Message
 from magnitude.engine.protocol import (
     Failed,
     LoadAdapter,
     Loaded,
     LoadModel,
-    Message,
     PrefillProgress,
     Tokens,
     ToService,
@@ -257,9 +257,9 @@ class ModelLoader:
                             "model": name,
                             "load_s": round(answer.load_s, 3),
                             "weights_mb": round(plan.description.weight_bytes / 1e6),
-                            "threads": plan.strategy.threads,
-                            "slots": plan.strategy.slots,
-                            "context": plan.strategy.context_length,
+                            "threads": plan.provision.threads,
+                            "slots": plan.provision.slots,
+                            "context": plan.provision.context_length,
                         },
                     },
                 )
@@ -276,9 +276,9 @@ def _load_message(plan: ModelPlan, description: ModelDescription, request_id: in
     return LoadModel(
         request_id=request_id,
         model=description,
-        threads=plan.strategy.threads,
+        threads=plan.provision.threads,
         kv=plan.kv.layout if plan.kv else None,
-        max_batch=max(1, plan.strategy.max_batch),
-        max_inter_token_ms=plan.strategy.max_inter_token_ms,
+        max_batch=max(1, plan.provision.max_batch),
+        max_inter_token_ms=plan.provision.max_inter_token_ms,
         draft=plan.draft,
     )

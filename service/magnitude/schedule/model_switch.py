@@ -47,7 +47,7 @@ LATER_S = 1.0
 
 def need_of(plan: ModelPlan) -> ModelNeed:
     """What the plan takes in memory once it is loaded."""
-    need = policy.need_of(plan.description, plan.strategy)
+    need = policy.need_of(plan.description, plan.provision)
     return ModelNeed(
         name=plan.description.name,
         weight_bytes=need.weight_bytes,

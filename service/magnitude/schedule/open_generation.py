@@ -7,16 +7,9 @@ from collections.abc import Callable
 
 import msgspec
 
+from magnitude.engine.message import Message
 from magnitude.engine.pieces import first_position
-from magnitude.engine.protocol import (
-    Finished,
-    FinishReason,
-    Generate,
-    Message,
-    PrefillProgress,
-    SlotContents,
-    Tokens,
-)
+from magnitude.engine.protocol import Finished, FinishReason, Generate, PrefillProgress, SlotContents, Tokens
 from magnitude.errors import DeadlineExceeded, MagnitudeError
 from magnitude.feedback.records import Outcome, TaskRecord
 from magnitude.schedule.events import Submit
@@ -317,4 +310,5 @@ class OpenGeneration(OpenTask):
             drafted_tokens=self.spent.drafted_tokens,
             accepted_tokens=self.spent.accepted_tokens,
             request=self.task.request_key,
+            strategy=self.strategy_id,
         )

@@ -7,7 +7,8 @@ from typing import Protocol
 
 import msgspec
 
-from magnitude.engine.protocol import Message, Pace
+from magnitude.engine.message import Message
+from magnitude.engine.protocol import Pace
 
 # A change by less is not worth a message: no client can tell it, and a clock that hunts would send ten a second.
 LEAST_CHANGE = 0.01

@@ -11,7 +11,7 @@ from magnitude.engine.protocol import TensorInfo
 from magnitude.errors import MagnitudeError
 from magnitude.models.adapters import AdapterDescription, kv_hash
 from magnitude.models.description import KV_ITEM_BYTES, ModelDescription
-from magnitude.policy.strategy import Strategy
+from magnitude.policy.provision import Provision
 from magnitude.schedule.kv_memory import KvMemory
 from magnitude.schedule.scope import Scope
 from magnitude.schedule.slot_table import SlotTable
@@ -34,7 +34,7 @@ class ModelPlan:
     def __init__(
         self,
         description: ModelDescription,
-        strategy: Strategy,
+        provision: Provision,
         *,
         draft: ModelDescription | None = None,
         adapters: Sequence[AdapterDescription] = (),
@@ -42,7 +42,7 @@ class ModelPlan:
         stay: Stay = "pinned",
     ) -> None:
         self.description = description
-        self.strategy = strategy
+        self.provision = provision
         self.draft = draft
         self.adapters = tuple(adapters)
         self.stay: Stay = stay
@@ -50,7 +50,7 @@ class ModelPlan:
         self.failure: MagnitudeError | None = None
         self.degraded = ""
         self.signature: tuple[tuple[TensorInfo, ...], tuple[TensorInfo, ...]] | None = None
-        self.compute_slots = strategy.max_batch
+        self.compute_slots = provision.max_batch
         self.verifies_exactly = False  # until it is measured
         self.kv: KvMemory | None = None
         self.table: SlotTable | None = None
@@ -58,13 +58,13 @@ class ModelPlan:
         self.revived = Revived()
         if description.decoder is not None:
             token_bytes = description.decoder.kv_bytes_per_token()
-            full_bytes = strategy.slots * strategy.context_length * token_bytes
-            self.kv_budget_bytes = strategy.kv_budget_bytes or full_bytes
-            layout = KvLayout.of(description.decoder, slots=strategy.slots + 1, max_len=strategy.context_length)
+            full_bytes = provision.slots * provision.context_length * token_bytes
+            self.kv_budget_bytes = provision.kv_budget_bytes or full_bytes
+            layout = KvLayout.of(description.decoder, slots=provision.slots + 1, max_len=provision.context_length)
             self.kv = KvMemory(description.name, layout)
             self.table = SlotTable(
-                slots=strategy.slots,
-                max_len=strategy.context_length,
+                slots=provision.slots,
+                max_len=provision.context_length,
                 bytes_per_token=token_bytes,
                 budget_bytes=self.kv_budget_bytes,
                 share_prefixes=share_prefixes,
@@ -73,13 +73,18 @@ class ModelPlan:
             )
 
     @property
+    def graphs(self) -> tuple[str, ...]:
+        """Fusion plans that further sessions may load: none beside a fallback graph, which computes otherwise."""
+        return self.description.graphs if self.graph_file == self.description.graph_file else ()
+
+    @property
     def max_draft(self) -> int:
         """Most tokens drafted ahead: none where that could change the text, unless it is asked for."""
-        return self.strategy.max_draft if self.verifies_exactly or self.strategy.draft_inexact else 0
+        return self.provision.max_draft if self.verifies_exactly or self.provision.draft_inexact else 0
 
     @property
     def scratch_slot(self) -> int:
-        return self.strategy.slots
+        return self.provision.slots
 
     def scope(self, owner: str, adapter: str) -> Scope:
         """What must be the same for KV of this model to be used again."""

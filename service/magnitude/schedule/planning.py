@@ -13,8 +13,8 @@ from magnitude.models.adapters import with_adapters
 from magnitude.models.description import ModelDescription
 from magnitude.policy import fitting
 from magnitude.policy.fitting import account_bytes, fit_each, fit_together, pool_refusal
+from magnitude.policy.provision import BoardFacts, Provision, default_provision
 from magnitude.policy.selection import Selection
-from magnitude.policy.strategy import BoardFacts, Strategy, default_strategy
 from magnitude.schedule.model_switch import need_of
 from magnitude.schedule.plan import ModelPlan
 from magnitude.schedule.residency import Residency
@@ -43,8 +43,8 @@ def plan_models(
     Raises `BudgetExceeded` when the first model does not fit alone.
     """
 
-    def wish(model: ModelDescription) -> Strategy:
-        return default_strategy(board, settings.engine, model.decoder, settings.kv)
+    def wish(model: ModelDescription) -> Provision:
+        return default_provision(board, settings.engine, model.decoder, settings.kv)
 
     start, displaced = [], []
     if selection.at_start:
@@ -57,18 +57,18 @@ def plan_models(
     share = settings.kv.share_prefixes
     plans = []
     for model, fitted in [*start, *on_demand.served]:
-        strategy = kept_context(fitted, wish(model), (contexts or {}).get(model.name, 0))
-        _report_cut(model, wish(model), strategy, free_bytes)
+        provision = kept_context(fitted, wish(model), (contexts or {}).get(model.name, 0))
+        _report_cut(model, wish(model), provision, free_bytes)
         served, adapters = with_adapters(model)
-        plans.append(ModelPlan(served, strategy, adapters=adapters, share_prefixes=share, stay="on_demand"))
+        plans.append(ModelPlan(served, provision, adapters=adapters, share_prefixes=share, stay="on_demand"))
     for plan in plans[: len(start)]:
         plan.stay = "pinned" if plan.description.name in selection.pinned else "at_start"
-    if plans and plans[0].strategy.max_draft:
+    if plans and plans[0].provision.max_draft:
         plans[0].draft = draft
     return plans, {model.name: error for model, error in on_demand.left_out}
 
 
-def kept_context(fitted: Strategy, wished: Strategy, before: int) -> Strategy:
+def kept_context(fitted: Provision, wished: Provision, before: int) -> Provision:
     """`fitted`, with the context `before` when the memory decided about its own and both are nearly the same.
 
     What is free differs by some per cent from start to start. Memory of another context is of no use, so that each
@@ -88,7 +88,7 @@ def residency_of(plans: Sequence[ModelPlan], *, free_bytes: int, keep_alive_s: f
     )
 
 
-def _report_cut(model: ModelDescription, wished: Strategy, got: Strategy, free_bytes: int) -> None:
+def _report_cut(model: ModelDescription, wished: Provision, got: Provision, free_bytes: int) -> None:
     if got.context_length != wished.context_length:
         fields = {
             "model": model.name,

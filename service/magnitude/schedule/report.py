@@ -17,8 +17,10 @@ from magnitude.schedule.figures import ModelFigures, ScheduleFigures
 from magnitude.schedule.inference import ModelState, ServiceHealth, ServiceState
 from magnitude.schedule.pacing import Shares
 from magnitude.schedule.plan import ModelPlan
+from magnitude.schedule.planned_strategy import planned_strategy
 from magnitude.schedule.pool import PoolFigures
 from magnitude.schedule.residency import State
+from magnitude.schedule.strategy_report import StrategyState, not_chosen
 from magnitude.supervise.lifecycle import MANY_LOSSES, RECENT_S, EngineLifecycle, Phase
 from magnitude.supervise.recovery import Recovery
 
@@ -34,6 +36,7 @@ class Watched:
         self.memory: Callable[[], MemoryState] = MemoryState
         self.board: Callable[[], BoardView] = BoardView
         self.pace: Callable[[], Mapping[str, Shares]] = dict
+        self.strategies: Callable[[], Mapping[str, StrategyState]] = dict
         self.simulated_board: Callable[[], SimulatedState | None] = lambda: None
 
 
@@ -133,6 +136,7 @@ def state_of(
         service_rss_bytes=psutil.Process().memory_info().rss,
         models=[_model_state(plan, residency[plan.description.name]) for plan in plans],
         figures=feedback.figures(),
+        figures_by_heat=feedback.figures_by_heat(),
         schedule=schedule,
         runs=feedback.runs.figures(),
         run_times=feedback.runs.times,
@@ -141,6 +145,7 @@ def state_of(
         thermal=board.thermal,
         power=board.power,
         pace=dict(watched.pace()),
+        strategy=_strategies(plans, watched.strategies()),
         simulated_board=watched.simulated_board(),
     )
 
@@ -171,6 +176,11 @@ def figures_of(
     return ScheduleFigures(models=found, runs_running=runs_running, runs_waiting=runs_waiting)
 
 
+def _strategies(plans: Sequence[ModelPlan], chosen: Mapping[str, StrategyState]) -> dict[str, StrategyState]:
+    names = {plan.description.name: plan for plan in plans}
+    return {name: chosen.get(name) or not_chosen(planned_strategy(plan)) for name, plan in names.items()}
+
+
 def _model_state(plan: ModelPlan, residency: State) -> ModelState:
     return ModelState(
         name=plan.description.name,
@@ -178,12 +188,12 @@ def _model_state(plan: ModelPlan, residency: State) -> ModelState:
         family=plan.description.family,
         failure=str(plan.failure) if plan.failure else "",
         weight_bytes=plan.description.weight_bytes,
-        threads=plan.strategy.threads,
-        slots=plan.strategy.slots,
-        context_tokens=plan.strategy.context_length,
-        kv_type=plan.strategy.kv_type,
+        threads=plan.provision.threads,
+        slots=plan.provision.slots,
+        context_tokens=plan.provision.context_length,
+        kv_type=plan.provision.kv_type,
         kv_resident_bytes=plan.kv.resident_bytes() if plan.kv else 0,
-        kv_reserved_bytes=plan.strategy.kv_budget_bytes,
+        kv_reserved_bytes=plan.provision.kv_budget_bytes,
         residency=residency,
         stay=plan.stay,
         revived_conversations=plan.revived.conversations,

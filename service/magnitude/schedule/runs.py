@@ -13,7 +13,8 @@ from typing import TypeVar
 import msgspec
 
 from magnitude.config.schedule import ScheduleSettings
-from magnitude.engine.protocol import Embed, EmbedAndRank, InferTensors, Message, Ranked, Tensor, TensorsOut, Vectors
+from magnitude.engine.message import Message
+from magnitude.engine.protocol import Embed, EmbedAndRank, InferTensors, Ranked, Tensor, TensorsOut, Vectors
 from magnitude.errors import DeadlineExceeded
 from magnitude.models.description import ModelDescription
 from magnitude.schedule.encode_batching import EncodeLimits

@@ -61,13 +61,13 @@ class Throughput:
         key = _key(plan, ort_version, cpu_features)
         if key not in self._known:
             request_id = engine.next_id()
-            rows = measured_rows(plan.strategy.max_batch)
+            rows = measured_rows(plan.provision.max_batch)
             message = Measure(
                 request_id=request_id,
                 model=plan.description.name,
                 slot=plan.scratch_slot,
                 rows=rows,
-                past_tokens=min(128, plan.strategy.context_length - 1),
+                past_tokens=min(128, plan.provision.context_length - 1),
             )
             answer = await engine.ask(message, request_id)
             if isinstance(answer, Failed) and answer.code == "engine_busy":
@@ -87,7 +87,7 @@ class Throughput:
             await asyncio.to_thread(self._file.save, known)
         step_s = self._known[key]
         plan.verifies_exactly = self._exact.get(key, False)
-        plan.compute_slots = max(1, min(knee(step_s), plan.strategy.max_batch))
+        plan.compute_slots = max(1, min(knee(step_s), plan.provision.max_batch))
         rates = {f"tokens_per_s_of_{rows}": round(rows / seconds) for rows, seconds in step_s.items() if seconds}
         drafts = "exact" if plan.verifies_exactly else "inexact"
         fields = {"model": plan.description.name, "slots": plan.compute_slots, "drafts": drafts, **rates}
@@ -96,12 +96,12 @@ class Throughput:
 
 
 def _key(plan: ModelPlan, ort_version: str, cpu_features: tuple[str, ...]) -> str:
-    strategy = plan.strategy
+    provision = plan.provision
     parts = [
         plan.description.model_hash,
         plan.graph_file,
         ort_version,
-        f"threads {strategy.threads} batch {strategy.max_batch} kv {strategy.kv_type}",
+        f"threads {provision.threads} batch {provision.max_batch} kv {provision.kv_type}",
         *sorted(cpu_features),
     ]
     return hashlib.sha256("\n".join(parts).encode()).hexdigest()

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from magnitude.engine.protocol import Embed, EmbedAndRank, InferTensors, Message
+from magnitude.engine.message import Message
+from magnitude.engine.protocol import Embed, EmbedAndRank, InferTensors
 from magnitude.feedback.bundles import Victim
 from magnitude.schedule.open_generation import OpenGeneration
 from magnitude.schedule.open_tasks import OpenTask

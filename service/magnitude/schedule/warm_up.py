@@ -30,7 +30,7 @@ async def warm_up(plan: ModelPlan, engine: FreshEngine) -> MagnitudeError | None
             prompt=list(PROMPT),
             max_new_tokens=NEW_TOKENS,
             sampler=SamplerSettings(temperature=0.0),
-            prefill_chunk=plan.strategy.prefill_chunk,
+            prefill_chunk=plan.provision.prefill_chunk,
         )
         answer = await engine.ask(generate, request_id, whole=True)
         if isinstance(answer, Finished) and answer.new_tokens == NEW_TOKENS:

@@ -8,7 +8,8 @@ from typing import Protocol
 
 from magnitude import __version__
 from magnitude.engine.client import CLOSED, EngineLink
-from magnitude.engine.protocol import PROTOCOL_VERSION, Heartbeat, Hello, Message, ToService
+from magnitude.engine.message import Message
+from magnitude.engine.protocol import PROTOCOL_VERSION, Heartbeat, Hello, ToService
 from magnitude.supervise.engine_process import EngineProcess, OnExit
 from magnitude.supervise.loss import EngineLoss
 

@@ -4,7 +4,7 @@ from hypothesis import strategies as st
 from magnitude.config import EngineSettings
 from magnitude.config.kv import KvSettings
 from magnitude.models.description import DecoderShape, ModelDescription
-from magnitude.policy.strategy import BoardFacts, default_strategy, draft_bytes
+from magnitude.policy.provision import BoardFacts, default_provision, draft_bytes
 
 KV = KvSettings()
 SHAPE = DecoderShape(
@@ -14,21 +14,21 @@ SHAPE = DecoderShape(
 
 @given(st.integers(1, 64), st.integers(0, 256))
 def test_never_more_threads_than_the_board_lets_us_use(usable: int, wished: int) -> None:
-    strategy = default_strategy(BoardFacts(usable_threads=usable), EngineSettings(threads=wished), SHAPE, KV)
-    assert 1 <= strategy.threads <= usable
+    provision = default_provision(BoardFacts(usable_threads=usable), EngineSettings(threads=wished), SHAPE, KV)
+    assert 1 <= provision.threads <= usable
 
 
 def test_the_context_is_the_smaller_of_wish_and_model() -> None:
     board = BoardFacts(usable_threads=4)
-    assert default_strategy(board, EngineSettings(context_length=512), SHAPE, KV).context_length == 512
-    assert default_strategy(board, EngineSettings(context_length=8192), SHAPE, KV).context_length == 2048
+    assert default_provision(board, EngineSettings(context_length=512), SHAPE, KV).context_length == 512
+    assert default_provision(board, EngineSettings(context_length=8192), SHAPE, KV).context_length == 2048
 
 
 def test_tokens_are_drafted_unless_speculation_is_off() -> None:
     board = BoardFacts(usable_threads=4)
-    assert default_strategy(board, EngineSettings(), SHAPE, KV).max_draft > 0
-    assert default_strategy(board, EngineSettings(speculation="off"), SHAPE, KV).max_draft == 0
-    assert default_strategy(board, EngineSettings(), None, KV).max_draft == 0
+    assert default_provision(board, EngineSettings(), SHAPE, KV).max_draft > 0
+    assert default_provision(board, EngineSettings(speculation="off"), SHAPE, KV).max_draft == 0
+    assert default_provision(board, EngineSettings(), None, KV).max_draft == 0
 
 
 def test_a_draft_model_takes_memory_for_weights_and_kv() -> None:
@@ -48,5 +48,5 @@ def test_a_draft_model_takes_memory_for_weights_and_kv() -> None:
 
 
 def test_a_model_without_kv_gets_no_slots() -> None:
-    strategy = default_strategy(BoardFacts(usable_threads=4), EngineSettings(), None, KV)
-    assert (strategy.slots, strategy.context_length, strategy.kv_type) == (0, 0, None)
+    provision = default_provision(BoardFacts(usable_threads=4), EngineSettings(), None, KV)
+    assert (provision.slots, provision.context_length, provision.kv_type) == (0, 0, None)

@@ -1,0 +1,43 @@
+"""A way to load a model's graph."""
+
+from __future__ import annotations
+
+from functools import cached_property
+
+import msgspec
+
+
+class SessionSpec(msgspec.Struct, frozen=True, kw_only=True, dict=True):
+    """A way to load a model's graph: an ONNX Runtime session over the same mapped weights.
+
+    `graph_file` is one of the model's own graphs (a fusion plan; "": the one that it is loaded with), `threads` the
+    width of the pool, `cpus` where its threads may run (empty: anywhere), `arena` whether memory of runs is kept.
+    """
+
+    graph_file: str = ""
+    threads: int
+    cpus: tuple[int, ...] = ()
+    arena: bool = False
+
+    @cached_property
+    def session_id(self) -> str:
+        """As logs and reports name it: "2 threads", "serving.onnx, 4 threads on 4-7"."""
+        parts = [f"{self.threads} thread{'' if self.threads == 1 else 's'}"]
+        if self.graph_file:
+            parts.insert(0, f"{self.graph_file},")
+        if self.cpus:
+            parts.append(f"on {cpu_list(self.cpus)}")
+        if self.arena:
+            parts.append("with arena")
+        return " ".join(parts)
+
+
+def cpu_list(cpus: tuple[int, ...]) -> str:
+    """CPU numbers as the kernel writes them: "0-3,6"."""
+    ranges: list[list[int]] = []
+    for cpu in sorted(cpus):
+        if ranges and cpu == ranges[-1][1] + 1:
+            ranges[-1][1] = cpu
+        else:
+            ranges.append([cpu, cpu])
+    return ",".join(str(low) if low == high else f"{low}-{high}" for low, high in ranges)

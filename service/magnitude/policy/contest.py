@@ -1,0 +1,199 @@
+"""One part of a strategy in one kind of situation: what is chosen, what it costs, and what was tried against it."""
+
+from __future__ import annotations
+
+import math
+
+import msgspec
+
+from magnitude.policy.ageing import AgedAverage, AgedMean, AgedQuantiles
+from magnitude.policy.learned import Choice, Entry, Evidence, Origin
+from magnitude.policy.rules import Rules
+from magnitude.policy.situation import Part
+
+# What did not win is tried again after so many half-lives: by then the figures that spoke against it count for a
+# quarter, or a sixteenth.
+EVEN_FOR, LOST_FOR = 2.0, 4.0
+# A choice that the guard took back is left alone for longer than any other.
+REVERTED_FOR = 16.0
+# The longest a part keeps what it has, however often it went to and fro: so much patience costs at most an hour of
+# what a better choice would have saved.
+MOST_DWELL_S = 3600.0
+# The level of recent runs, against that of the last hour: ten seconds are twenty reports.
+RECENT_HALF_LIFE_S = 10.0
+RECENT_WEIGHT = 8.0
+# Half of the processor gone makes a run take half as long again at least (docs/performance.md); a warm board up to a
+# third. Less than this changes no ranking worth a new comparison.
+DRIFT = math.log(1.25)
+
+
+class Costs:
+    """What a unit of work costs by one choice: level, spread and P95, recent samples weighing more."""
+
+    def __init__(self, half_life_s: float) -> None:
+        self.level = AgedMean(half_life_s)
+        self.recent = AgedMean(RECENT_HALF_LIFE_S)
+        self.quantiles = AgedQuantiles(half_life_s)
+
+    def add(self, cost_s: float, weight: float, now_s: float) -> None:
+        self.level.add(cost_s, weight, now_s)
+        self.recent.add(cost_s, weight, now_s)
+        self.quantiles.add(cost_s, weight, now_s)
+
+    def cost_s(self, now_s: float) -> float:
+        """NaN while nothing is known."""
+        return self.level.mean(now_s) if self.level.weight(now_s) > 0 else math.nan
+
+    def drifted(self, now_s: float) -> bool:
+        """Whether the last seconds are at another level than all of it."""
+        if self.recent.weight(now_s) < RECENT_WEIGHT:
+            return False
+        return abs(math.log(self.recent.mean(now_s) / self.level.mean(now_s))) > DRIFT
+
+    def begin_anew(self, now_s: float) -> None:
+        """Only the last seconds still count."""
+        cost_s, weight = self.recent.mean(now_s), self.recent.weight(now_s)
+        half_life_s = self.level.half_life_s
+        self.level, self.quantiles = AgedMean(half_life_s), AgedQuantiles(half_life_s)
+        self.level.add(cost_s, weight, now_s)
+        self.quantiles.add(cost_s, weight, now_s)
+
+
+class Dismissal(msgspec.Struct, frozen=True):
+    """A challenger that did not win: not before `until_s` again. `ratio` is its time by the chosen one's."""
+
+    until_s: float
+    ratio: float
+    reason: str
+
+
+class Contest:
+    """`chosen` is what holds; since `since_s`."""
+
+    def __init__(self, part: Part, key: str, chosen: Choice, rules: Rules, now_s: float) -> None:
+        self.part = part
+        self.key = key
+        self.chosen = chosen
+        self.origin: Origin = "measured"
+        self.begun_s = now_s
+        self.since_s = now_s
+        self.previous: Choice | None = None  # what the last switch left
+        self.watched = True  # whether the last switch has proved itself under load
+        self.busy = AgedAverage(rules.half_life_s)  # its weight is seconds of runs: how much hangs on this contest
+        self.costs: dict[Choice, Costs] = {}
+        self.dismissed: dict[Choice, Dismissal] = {}
+        self._rules = rules
+        self._left: set[Choice] = set()
+        self._returns = 0
+        self._switched = False
+        self._restored = False
+        self._rejected: dict[Choice, str] = {}
+
+    def observe(self, choice: Choice, cost_s: float, runs: int, total_s: float, now_s: float) -> bool:
+        """Runs by `choice`. True when the level of the chosen one has moved, so that old comparisons say nothing."""
+        if not (cost_s > 0 and math.isfinite(cost_s)):
+            return False
+        self.busy.add(1.0, total_s, now_s)
+        costs = self.costs.setdefault(choice, Costs(self._rules.half_life_s))
+        costs.add(cost_s, 1.0, now_s)
+        if choice != self.chosen or not costs.drifted(now_s):
+            return False
+        costs.begin_anew(now_s)
+        for other in [other for other in self.costs if other != self.chosen]:
+            del self.costs[other]
+        self.dismissed = {
+            other: dismissal
+            for other, dismissal in self.dismissed.items()
+            if dismissal.until_s - now_s > LOST_FOR * self._rules.half_life_s
+        }
+        return True
+
+    def may_try(self, choice: Choice, now_s: float) -> bool:
+        dismissal = self.dismissed.get(choice)
+        return choice != self.chosen and (dismissal is None or now_s >= dismissal.until_s)
+
+    @property
+    def settled_s(self) -> float:
+        """From then on it may be switched again."""
+        if not self._switched:
+            return -math.inf
+        return self.since_s + min(MOST_DWELL_S, self._rules.dwell_s * 2.0**self._returns)
+
+    def switch(self, to: Choice, now_s: float) -> None:
+        """A challenger has won."""
+        self._left.add(self.chosen)
+        self._returns += to in self._left
+        self.previous, self.chosen, self.since_s = self.chosen, to, now_s
+        self.origin, self.watched = "measured", False
+        self.dismissed.pop(to, None)
+        self._switched = True
+
+    def revert(self, reason: str, now_s: float) -> Choice:
+        """Take the last switch back; what was switched to is not tried again for long. The choice that holds then."""
+        assert self.previous is not None, "there is a switch to take back"
+        bad, self.chosen, self.previous = self.chosen, self.previous, None
+        self.since_s, self.watched = now_s, True
+        self._returns += 1
+        self._left.add(bad)
+        self.reject(bad, reason, now_s)
+        return self.chosen
+
+    def reject(self, choice: Choice, reason: str, now_s: float, half_lives: float = REVERTED_FOR) -> None:
+        """Do not try it for long."""
+        if choice != self.chosen:
+            self._rejected[choice] = reason
+            self._dismiss(choice, half_lives, math.nan, reason, now_s)
+
+    def rejections(self, now_s: float) -> list[tuple[Choice, str]]:
+        """What the guard took back, with the reason, as long as it holds."""
+        return [(choice, reason) for choice, reason in self._rejected.items() if not self.may_try(choice, now_s)]
+
+    @property
+    def decided(self) -> bool:
+        """Whether what holds is more than a beginning: known from before, or compared with something."""
+        return self._switched or self._restored or bool(self.dismissed)
+
+    def keep(self, challenger: Choice, ratio: float, *, lost: bool, reason: str, now_s: float) -> None:
+        """The challenger did not win."""
+        self._dismiss(challenger, LOST_FOR if lost else EVEN_FOR, ratio, reason, now_s)
+
+    def restore(self, entry: Entry, now_s: float, rules: Rules) -> None:
+        """Go on from what was known before. Old samples weigh at most a window, so that new ones soon count more."""
+        self.chosen, self.origin, self._restored = entry.chosen, entry.origin, True
+        for evidence in entry.evidence:
+            if not evidence.cost_s > 0:
+                continue
+            weight = min(evidence.weight, float(rules.window))
+            costs = self.costs.setdefault(evidence.choice, Costs(rules.half_life_s))
+            costs.level.add(evidence.cost_s, weight, now_s)
+            costs.quantiles.add(evidence.p95_s or evidence.cost_s, weight, now_s)
+            if evidence.choice != entry.chosen and evidence.weight >= rules.window:
+                self._dismiss(evidence.choice, EVEN_FOR, math.nan, "known from before", now_s)
+
+    def entry(self, now_s: float) -> Entry:
+        """As it is dumped. What was only compared is given by its ratio to what is chosen."""
+        chosen = self.costs.get(self.chosen)
+        base_s = chosen.cost_s(now_s) if chosen is not None else math.nan
+        evidence = [
+            Evidence(
+                choice=choice,
+                cost_s=costs.cost_s(now_s),
+                log_spread=costs.level.std,
+                p95_s=costs.quantiles.quantile(0.95),
+                weight=costs.level.weight(now_s),
+            )
+            for choice, costs in self.costs.items()
+            if costs.level.weight(now_s) > 0
+        ]
+        measured = {one.choice for one in evidence}
+        for choice, dismissal in self.dismissed.items():
+            if choice not in measured and math.isfinite(dismissal.ratio) and math.isfinite(base_s):
+                cost_s = base_s * dismissal.ratio
+                evidence.append(
+                    Evidence(choice=choice, cost_s=cost_s, p95_s=cost_s, weight=float(self._rules.window))
+                )
+        evidence.sort(key=lambda one: (one.choice != self.chosen, one.choice.choice_id))
+        return Entry(part=self.part, key=self.key, chosen=self.chosen, origin=self.origin, evidence=tuple(evidence))
+
+    def _dismiss(self, choice: Choice, half_lives: float, ratio: float, reason: str, now_s: float) -> None:
+        self.dismissed[choice] = Dismissal(now_s + half_lives * self._rules.half_life_s, ratio, reason)

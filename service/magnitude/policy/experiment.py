@@ -1,0 +1,116 @@
+"""The one open comparison of a model: which it is, how it goes on, and what it may cost."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Literal
+
+from magnitude.policy.contest import Contest
+from magnitude.policy.duel import Duel
+from magnitude.policy.learned import Choice
+from magnitude.policy.rules import Rules
+from magnitude.policy.terms import Probe, ProbeDone, RunsSeen, Trial
+
+# "try": a challenger against what is chosen. "watch": after a switch, what was left against what is chosen, under
+# load: what won while the engine was idle may do worse beside real work.
+Purpose = Literal["try", "watch"]
+
+# Rounds of one probe. A probe should be over before a request comes: ten decode steps by two sessions take 0.3 s with
+# the embedded model, five pieces of a prompt 3.5 s.
+DECODE_ROUNDS, PIECE_ROUNDS = 10, 5
+# Text of an encoder that is probed: a sentence or two.
+ENCODE_TOKENS = 64
+# Times of both sides from reports further apart than this are not of the same moment: two reports' distance.
+PAIR_S = 1.2
+# A comparison that has not come to an end by then (its situation does not come back) makes room for others.
+GIVE_UP_S = 1800.0
+# What trials may have cost before anything has been computed that they could be a share of.
+LOSS_ALLOWED_S = 0.5
+
+
+class Experiment:
+    """A duel with what it takes to carry it out."""
+
+    def __init__(self, purpose: Purpose, contest: Contest, challenger: Choice, rules: Rules, now_s: float) -> None:
+        self.purpose: Purpose = purpose
+        self.contest = contest
+        self.begun_s = now_s
+        self.first_sample_s: float | None = None
+        self.probe: Probe | None = None  # under way
+        self.duel = Duel(contest.chosen, challenger, window=rules.window, least_gain=rules.least_gain, begun_s=now_s)
+        self._seen: dict[Choice, tuple[float, float, float]] = {}  # cost, moment and seconds of the last report
+
+    @property
+    def live(self) -> bool:
+        """Whether it can be compared under load: only sessions differ then, a piece is the request's."""
+        return self.duel.incumbent.chunk == self.duel.challenger.chunk
+
+    @property
+    def in_words(self) -> str:
+        duel = self.duel
+        return (
+            f"{self.contest.part} at {self.contest.key}: {duel.challenger.choice_id} against "
+            f"{duel.incumbent.choice_id}, {duel.samples} pairs so far"
+        )
+
+    def next_probe(self) -> Probe:
+        duel, contest = self.duel, self.contest
+        fields = dict(part.split("=", 1) for part in contest.key.split())
+        return Probe(
+            part=contest.part,
+            key=contest.key,
+            choices=(duel.incumbent, duel.challenger),
+            rows=int(float(fields.get("rows", "1"))),
+            tokens=duel.incumbent.chunk if contest.part == "prefill" else ENCODE_TOKENS,
+            rounds=DECODE_ROUNDS if contest.part == "decode" else PIECE_ROUNDS,
+        )
+
+    def trial(self, every: int) -> Trial | None:
+        session = self.duel.challenger.session
+        return Trial(part=self.contest.part, session=session, every=every) if session is not None else None
+
+    def probed(self, done: ProbeDone, now_s: float) -> None:
+        self.probe = None
+        units = [choice.chunk or 1 for choice in done.probe.choices]
+        for times in zip(*done.seconds, strict=False):
+            self._pair(times[0] / units[0], times[1] / units[1], now_s)
+
+    def saw(self, choice: Choice, runs: RunsSeen, cost_s: float, now_s: float) -> float:
+        """A report of runs in the contest's situation; the seconds that the challenger's cost more than the
+        incumbent's would have."""
+        duel = self.duel
+        if choice not in (duel.incumbent, duel.challenger):
+            return 0.0
+        self._seen[choice] = (cost_s, now_s, runs.total_s)
+        incumbent, challenger = self._seen.get(duel.incumbent), self._seen.get(duel.challenger)
+        if incumbent is None or challenger is None or abs(incumbent[1] - challenger[1]) > PAIR_S:
+            return 0.0
+        incumbent_s, (challenger_s, _, spent_s) = incumbent[0], challenger
+        lost_s = spent_s * max(0.0, 1.0 - incumbent_s / challenger_s)
+        self._pair(incumbent_s, challenger_s, now_s)
+        # Each report counts once: the rarer side sets the number of pairs.
+        del self._seen[duel.challenger]
+        return lost_s
+
+    def _pair(self, incumbent_s: float, challenger_s: float, now_s: float) -> None:
+        if self.first_sample_s is None:
+            self.first_sample_s = now_s
+        self.duel.add(incumbent_s, challenger_s)
+
+
+class LossBudget:
+    """What trials cost, against a share of all that is computed."""
+
+    def __init__(self, share: float) -> None:
+        self._share = share
+        self.busy_s = 0.0
+        self.lost_s = 0.0
+
+    @property
+    def spent(self) -> bool:
+        return self.lost_s > self._share * self.busy_s + LOSS_ALLOWED_S
+
+
+def most_used(contests: Iterable[Contest], now_s: float) -> list[Contest]:
+    """Those that the most time goes into first."""
+    return sorted(contests, key=lambda contest: (-contest.busy.weight(now_s), contest.part, contest.key))

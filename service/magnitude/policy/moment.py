@@ -1,0 +1,69 @@
+"""One moment as the strategy loop sees it: the board, the load, and what follows for the keys of situations."""
+
+from __future__ import annotations
+
+import msgspec
+
+from magnitude.policy.situation import Part, Situation, key_of
+from magnitude.policy.terms import BoardSeen, LoadSeen
+
+
+class Moment(msgspec.Struct, frozen=True, kw_only=True):
+    """`idle_s` is how long nothing has been open (0: something is), `cold` whether the model has not run for long
+    enough to try anything."""
+
+    now_s: float
+    board: BoardSeen
+    load: LoadSeen
+    idle_s: float = 0.0
+    cold: bool = False
+
+    @property
+    def idle(self) -> bool:
+        return not (self.load.decoding or self.load.entering or self.load.waiting)
+
+    def situation(self, *, rows: int, tokens: int) -> Situation:
+        board = self.board
+        return Situation(
+            tokens=max(1, tokens),
+            rows=max(1, rows),
+            queue=self.load.waiting,
+            cores=max(1, board.usable),
+            heat=board.heat,
+            clock_share=board.clock_share,
+            memory=board.memory,
+            supply=board.supply,
+        )
+
+    def key(self, part: Part, *, rows: int = 1, tokens: int = 1) -> str:
+        return key_of(part, self.situation(rows=rows, tokens=tokens))
+
+    def same_work(self, part: Part, key: str) -> Situation:
+        """The situation of `key`'s rows and tokens, on the board as it is now."""
+        fields = fields_of(key)
+        return self.situation(rows=int(float(fields.get("rows", "1"))), tokens=int(float(fields.get("tokens", "1"))))
+
+    def holds(self, part: Part, key: str) -> bool:
+        """Whether the board is now as `key` says, at whatever clock: what is compared side by side is a ratio, and a
+        board that gets hot does not stay at one clock for as long as a comparison takes."""
+        return clockless(key_of(part, self.same_work(part, key))) == clockless(key)
+
+    @property
+    def calm(self) -> bool:
+        """Whether the board can bear an experiment."""
+        board = self.board
+        return board.heat != "hot" and board.supply == "full" and board.memory == "ample"
+
+
+def fields_of(key: str) -> dict[str, str]:
+    return dict(field.split("=", 1) for field in key.split())
+
+
+def clockless(key: str) -> str:
+    """A key without its clock."""
+    return " ".join(field for field in key.split() if not field.startswith("clock="))
+
+
+def board_part(key: str) -> str:
+    """Of a key, what the board sets."""
+    return " ".join(field for field in key.split() if field.startswith(("cores=", "clock=")))
