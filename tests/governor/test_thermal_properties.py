@@ -107,7 +107,7 @@ SAWING = (told_of(5, 2.0, (3.0, 1.3), (4.0, 8.0), (2.0, 100.0)), Differs(1.24, 0
 STUCK_WHILE_IDLE = [Fault("stuck", 124.0, 324.0), Fault("spike", 5.0, 138.0), Fault("noise", 215.0, 415.0)]
 
 
-@settings(max_examples=500, deadline=None)
+@settings(max_examples=400, deadline=None)
 @example(NEW_AND_STUCK, [("idle", 2.0), ("prefill", 21.0)], STUCK_FROM_THE_START, 0, False)
 @example(COLD_AND_STUCK, [("idle", 1.0), ("prefill", 41.0)], STUCK_UNTIL_THE_END, 0, False)
 @example(BUSY_AND_STUCK, [("idle", 65.0), ("prefill", 150.0)], STUCK_IN_A_PROMPT, 419, False)
@@ -156,7 +156,7 @@ def prompt_rise_c(told: HeatPrior, differs: Differs) -> float:
     return factor * c_per_w * told.levels[-1].prefill_w
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=60, deadline=None)
 @given(boards(), courses(), faults(), st.integers(0, 1000))
 def test_every_board_has_its_full_clock_again_once_it_is_cool_and_its_sensor_answers(
     board: tuple[HeatPrior, Differs], course: list, trouble: list[Fault], seed: int
