@@ -32,7 +32,7 @@ def test_a_round_is_replayed_and_reported_with_where_its_figures_are_from(
     result = cli.invoke(app, ["attribute", *options])
     assert result.exit_code == 0, (result.output, result.exception)
     text = result.stdout
-    assert "tiny-chat: 1 rounds of 4 blocks with 2 requests each" in text
+    assert "tiny-chat: 1 round of 4 blocks with 2 requests each" in text
     for name in ("first token", "between tokens", "whole request", "whole work", "energy of the work", "peak memory"):
         assert name in text
     assert "energy: " in text

@@ -75,7 +75,8 @@ def attribute(
         raise MagnitudeError("not one round was complete", hint="Give it more minutes")
     found = compare(proof.blocks, seed=seed)
     took_min = sum(proof.rounds_took_s) / 60
-    title = f"{looped}: {found.rounds} rounds of 4 blocks with {requests} requests each, in {took_min:.1f} min"
+    rounds = f"{found.rounds} round{'' if found.rounds == 1 else 's'} of 4 blocks"
+    title = f"{looped}: {rounds} with {requests} requests each, in {took_min:.1f} min"
     if as_json:
         document = {
             "model": looped,

@@ -13,6 +13,7 @@ from magnitude.feedback.circumstances import Circumstances
 from magnitude.feedback.run_series import RunSeries
 from magnitude.feedback.running import RunningFigures
 from magnitude.policy.situation import Heat, Situation
+from magnitude.policy.strategy import Strategy
 
 Outcome = Literal["ok", "cancelled", "timed_out", "killed", "out_of_memory", "refused", "failed"]
 OUTCOMES: tuple[Outcome, ...] = get_args(Outcome)
@@ -33,6 +34,8 @@ _BY_CODE: dict[str, Outcome] = {
 }
 # Old tasks of each series that the picture starts with: ten new tasks weigh as much as all of them.
 RESTORED_TASKS = 10
+# Strategies that are remembered until their tasks end: some pieces of prompts by some sessions of some models.
+MAX_STRATEGIES = 256
 
 
 class TaskRecord(msgspec.Struct, frozen=True, kw_only=True):
@@ -178,11 +181,20 @@ class Feedback:
         self.runs = RunSeries(self._clocks.monotonic)
         self.generated_tokens = 0  # by all answers together, as they come
         self._series: dict[tuple[str, str], _Series] = {}
+        self._strategies: dict[str, Strategy] = {}
         self._by_heat: dict[tuple[str, str, Heat], _Series] = {}
         self._circumstances = circumstances
         self._peak_rss_bytes = peak_rss_bytes
         self._heat = heat
         self._keep = keep
+
+    def known(self, strategy: Strategy) -> str:
+        """A task will be run by `strategy`: the id by which its record is to name it."""
+        if strategy.strategy_id not in self._strategies:
+            if len(self._strategies) >= MAX_STRATEGIES:
+                del self._strategies[next(iter(self._strategies))]
+            self._strategies[strategy.strategy_id] = strategy
+        return strategy.strategy_id
 
     def record(self, task: TaskRecord) -> None:
         task = msgspec.structs.replace(task, outcome=outcome_of(task))
@@ -195,6 +207,8 @@ class Feedback:
             met = self._circumstances(task.model, ran_s) if self._circumstances is not None else Circumstances()
             if met.chosen is not None:
                 met = msgspec.structs.replace(met, chosen=situation_of(task, met.chosen))
+            if (ran_by := self._strategies.get(task.strategy)) is not None:
+                met = msgspec.structs.replace(met, strategy=ran_by)
             task = msgspec.structs.replace(task, peak_rss_bytes=self._peak_rss_bytes(ran_s))
             self._keep(TaskRow(stamp=self._clocks.now(), task=task, circumstances=met))
 

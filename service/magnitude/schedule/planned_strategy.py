@@ -8,8 +8,9 @@ from magnitude.policy.strategy import Strategy
 from magnitude.schedule.plan import ModelPlan
 
 
-def model_facts(plan: ModelPlan) -> ModelFacts:
-    """What the strategy loop must know of a model that is loaded."""
+def model_facts(plan: ModelPlan, variants: tuple[str, ...] = ()) -> ModelFacts:
+    """What the strategy loop must know of a model that is loaded. `variants` may compute in its place, the smallest
+    first."""
     description, provision = plan.description, plan.provision
     return ModelFacts(
         name=description.name,
@@ -23,6 +24,7 @@ def model_facts(plan: ModelPlan) -> ModelFacts:
         max_draft=plan.max_draft,
         kv_type=provision.kv_type,
         kv_budget_bytes=provision.kv_budget_bytes,
+        variants=variants,
         weight_bytes=description.weight_bytes,
     )
 

@@ -141,7 +141,9 @@ def build_strategies(settings: Settings, state_folder: Path, around: Surrounding
         session_memory_bytes=settings.policy.session_memory_bytes,
         slots=partial(_set_slots, dispatcher),
         note=around.note,
+        variants=dispatcher.models_served.smaller,
     )
+    dispatcher.variants.choose_by(strategies.variant_for, strategies.relieves)
     dispatcher.strategy_for = strategies.strategy_for
     dispatcher.on_task = strategies.task_ended
     dispatcher.work.on_look = strategies.load_changed
