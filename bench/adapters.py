@@ -9,8 +9,7 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -18,11 +17,10 @@ import msgspec
 import numpy as np
 
 import magnitude
+from bench.graph_runs import kv_file, open_decoder, timed
 from bench.memory import MemoryUse, read_memory
 from bench.spread import Spread, paired_ratio
 from magnitude.engine.decoder import Decoder
-from magnitude.engine.kv import KvMemory
-from magnitude.engine.kv_layout import KvLayout
 from magnitude.engine.message import Message
 from magnitude.engine.protocol import (
     PROTOCOL_VERSION,
@@ -37,7 +35,7 @@ from magnitude.engine.protocol import (
     SamplerSettings,
     ToService,
 )
-from magnitude.engine.sessions import open_session, prepare_runtime
+from magnitude.engine.sessions import prepare_runtime
 from magnitude.engine.wire import FrameReader, encode_frame
 from magnitude.models.adapters import AdapterDescription
 from magnitude.models.catalogue import open_folder
@@ -47,7 +45,6 @@ from magnitude.models.manifest import read_manifest, write_manifest
 RANKS = (8, 16)
 PAST_TOKENS = 128
 PREFILL_TOKENS = 128
-MAX_LEN = 512
 # The least of so many runs in a row stands for a round: what disturbs a run only ever makes it longer.
 RUNS_A_ROUND = 3
 NEW_TOKENS = 16
@@ -106,7 +103,7 @@ def step_costs(
 ) -> list[StepCost]:
     """Decode steps of one and four rows and a piece of a prompt, each rank against the plain graph."""
     prepare_runtime()
-    with _decoder(base, threads) as plain, _decoder(_through_lora(base), threads) as lora:
+    with open_decoder(base, threads) as plain, open_decoder(_through_lora(base), threads) as lora:
         for adapter in adapters.values():
             lora.adapters.load(adapter.name, Path(adapter.folder), adapter.adapter_hash)
         names = {0: "", **{rank: adapter.name for rank, adapter in adapters.items()}}
@@ -137,7 +134,7 @@ def _compare(
             for row in range(rows):
                 decoder.show(row, row, "" if rank < 0 else names[rank])
             do(decoder)
-            times = [_timed(lambda decoder=decoder: do(decoder)) for _ in range(RUNS_A_ROUND)]  # type: ignore[misc]
+            times = [timed(lambda decoder=decoder: do(decoder)) for _ in range(RUNS_A_ROUND)]  # type: ignore[misc]
             wall_s[rank].append(min(wall for wall, _ in times))
             cpu_s[rank].append(min(cpu for _, cpu in times))
     return [
@@ -151,40 +148,9 @@ def _compare(
     ]
 
 
-def _timed(do: Callable[[], Any]) -> tuple[float, float]:
-    wall_s, cpu_s = time.perf_counter(), time.process_time()
-    do()
-    return time.perf_counter() - wall_s, time.process_time() - cpu_s
-
-
 def _through_lora(base: ModelDescription) -> ModelDescription:
     assert base.lora_graph_file is not None
     return msgspec.structs.replace(base, graph_file=base.lora_graph_file)
-
-
-@contextmanager
-def _decoder(model: ModelDescription, threads: int) -> Iterator[Decoder]:
-    with _kv_file(model) as (fd, layout):
-        kv = KvMemory(fd, layout)
-        session = open_session(Path(model.folder) / model.graph_file, threads)
-        decoder = Decoder(model, session, kv, max_batch=layout.slots)
-        try:
-            yield decoder
-        finally:
-            decoder.close()
-            kv.close()
-
-
-@contextmanager
-def _kv_file(model: ModelDescription) -> Iterator[tuple[int, KvLayout]]:
-    assert model.decoder is not None
-    layout = KvLayout.of(model.decoder, slots=4, max_len=MAX_LEN)
-    fd = os.memfd_create("bench-kv")
-    try:
-        os.ftruncate(fd, layout.total_bytes)
-        yield fd, layout
-    finally:
-        os.close(fd)
 
 
 def memory_held(
@@ -243,7 +209,7 @@ class _Engine:
         return self._process.pid
 
     def load(self, model: ModelDescription, threads: int) -> None:
-        file = _kv_file(model)
+        file = kv_file(model)
         fd, layout = file.__enter__()
         self._files.append(file)
         message = LoadModel(request_id=self._id(), model=model, threads=threads, kv=layout, max_batch=1)

@@ -96,7 +96,7 @@ def test_an_engine_that_is_lost_leaves_a_bundle_with_the_plans_of_the_service(pa
     (model,) = bundle.models
     assert model.facts.model == model.description.name == "tiny"
     assert model.facts.threads == service.dispatcher.plan("tiny").provision.threads
-    assert bundle.situation.memory_step == bundle.memory.step == "normal"
+    assert bundle.circumstances.memory_step == bundle.memory.step == "normal"
     assert bundle.versions["python"]
 
 

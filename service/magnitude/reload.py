@@ -90,3 +90,4 @@ class Reloader:
         self._service.memory.tune(settings.memory)
         self._service.board.tune(settings.thermal, settings.power)
         self._service.switch.keep_alive(settings.models.keep_alive_s)
+        self._service.tune_strategies(settings)

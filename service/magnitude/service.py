@@ -20,7 +20,7 @@ import psutil
 
 from magnitude.board.cap_files import CapFiles
 from magnitude.board.clock_caps import CapOutcome, ClockCaps
-from magnitude.board.cpu import read_cpu
+from magnitude.board.cpu import engine_cpus, read_cpu
 from magnitude.board.event_source import UdevSource
 from magnitude.board.events import DeviceEvent, DeviceEvents
 from magnitude.board.memory import MemorySnapshot, effective_memory
@@ -32,13 +32,15 @@ from magnitude.config import Settings
 from magnitude.engine.client import EngineLink
 from magnitude.engine.protocol import Heartbeat, PoolUse, Steps, Tokens, ToService
 from magnitude.errors import EngineNotReady, MagnitudeError
+from magnitude.feedback.circumstances import ChosenBy, PlanFacts
 from magnitude.feedback.metrics import Metrics
 from magnitude.feedback.recorder import Recorder
-from magnitude.feedback.situation import PlanFacts
 from magnitude.models.description import ModelDescription
 from magnitude.paths import Paths
 from magnitude.policy.provision import BoardFacts, draft_bytes
 from magnitude.policy.selection import find_draft_model, find_models, select
+from magnitude.policy.terms import BoardSeen, Decided
+from magnitude.policy.tree import facts_of_board
 from magnitude.schedule.arbiter import Arbiter, MayUse, Want
 from magnitude.schedule.dispatcher import Dispatcher
 from magnitude.schedule.fresh_engine import FreshEngine
@@ -54,6 +56,15 @@ from magnitude.schedule.plan_facts import facts_of, served_as
 from magnitude.schedule.planning import plan_models, residency_of
 from magnitude.schedule.present_work import PresentWork
 from magnitude.schedule.slot_files import SlotFiles
+from magnitude.schedule.strategies import Strategies
+from magnitude.schedule.strategy_board import BoardSight
+from magnitude.schedule.strategy_setup import (
+    Surroundings,
+    board_name_of,
+    build_strategies,
+    field_test_of,
+    rules_of,
+)
 from magnitude.schedule.throughput import Throughput
 from magnitude.schedule.victims import victims_of
 from magnitude.schedule.warm_up import warm_up
@@ -143,7 +154,7 @@ class Service:
             on_up=self._on_up,
             on_down=self._on_down,
             on_failed=self._on_failed,
-            spawn=partial(EngineProcess.spawn, group=engine_cgroup),
+            spawn=partial(EngineProcess.spawn, group=engine_cgroup, packed=paths.cache / "packed"),
             on_beat=self._on_beat,
             on_give_up=lambda reason: self.request_exit(EXIT_ENGINE_BUDGET_SPENT, reason),
             spare_wanted=lambda: settings.engine.spare != "off" and self._free_bytes() > SPARE_HEADROOM_BYTES,
@@ -162,6 +173,9 @@ class Service:
             last_lines=lambda: self.supervisor.last_lines,
             step_deadline_s=settings.engine.step_deadline_s,
             temperature_c=lambda: self.board.temp_c,
+            throttled=lambda: self.board.throttled,
+            board=self._board_seen,
+            chosen=self._chosen_by,
         )
         self.feedback = self.recorder.feedback
         self._files = SlotFiles(paths.state / "kv", roots=roots)
@@ -184,7 +198,7 @@ class Service:
             residency_of(plans, free_bytes=free_bytes, keep_alive_s=settings.models.keep_alive_s),
             self.loader,
             plans,
-            changed=self.dispatcher.models_changed,
+            changed=self._models_changed,
             refuse=self.dispatcher.refuse,
             leaving=self._leaving,
             loading=self.supervisor.model_loads,
@@ -201,6 +215,9 @@ class Service:
         )
         self.simulated = simulated
         self.board_roots = simulated.roots if simulated is not None else roots or HostRoots()
+        self.profile = (
+            simulated.profile if simulated is not None else profile_of(settings.board.profile, self.board_roots)
+        )
         self.pace = Pacing(self.dispatcher.next_id)
         self.sampler, self.board = self._watch_board(paths, plans[0])
         self.dispatcher.work.on_change = self.board.phase_changed
@@ -208,14 +225,24 @@ class Service:
         self.dispatcher.watched.pace = lambda: self.pace.by_source
         if simulated is not None:
             self.dispatcher.watched.simulated_board = simulated.state
+        self.board_sight = BoardSight(
+            snapshot=lambda: self.board.snapshot,
+            in_force=self.board.in_force,
+            memory_step=lambda: self.memory.step,
+            # A simulated board's heat, and the CPUs that really compute.
+            cpus=engine_cpus(self._cpu.topology, self._cpu.affinity, self._cpu.quota_cpus) if simulated else None,
+        )
         self.memory = MemoryWatch(
             settings.memory,
             self.relief,
             engine=self._engine_figures,
             roots=roots,
             note=self.sampler.note_memory,
+            told=self.recorder.memory_step_taken,
         )
         self.dispatcher.watched.memory = self.memory.state
+        self.field_test = field_test_of(settings)
+        self.strategies = self._build_strategies(paths)
         self.recorder.start()
 
     def _allowance(self, free_bytes: int) -> MayUse:
@@ -225,6 +252,62 @@ class Service:
         wanted = Want(ENGINE, threads=self._cpu.threads, memory_bytes=free_bytes)
         granted = [effect for effect in self.arbiter.apply(wanted) if isinstance(effect, MayUse)]
         return granted[0] if granted else MayUse(ENGINE, threads=1, memory_bytes=0)
+
+    def _build_strategies(self, paths: Paths) -> Strategies | None:
+        """None where everything is to run as configured: then nothing of the loops is there."""
+        if not self.settings.engine.self_optimize or self.field_test.arm == "off":
+            return None
+        simulated = self.simulated is not None
+        strategies = build_strategies(
+            self.settings,
+            paths.state,
+            Surroundings(
+                dispatcher=self.dispatcher,
+                loader=self.loader,
+                switch=self.switch,
+                relief=self.relief,
+                memory=lambda: self.memory,
+                board=self.board_sight,
+                hello=lambda: self.supervisor.hello,
+                note=self._strategy_decided,
+                rules=rules_of(self.settings, self.profile.name),
+                board_name=board_name_of(self.profile, simulated=simulated),
+                ceilings=facts_of_board(self.profile, self._cpu.affinity) if not simulated else None,
+            ),
+        )
+        self.board.on_look = strategies.board_looked
+        self.dispatcher.watched.strategies = strategies.state
+        return strategies
+
+    def tune_strategies(self, settings: Settings) -> None:
+        """Other bounds for the strategy loops."""
+        if self.strategies is not None:
+            self.strategies.tune(
+                rules_of(settings, self.profile.name),
+                save_every_s=settings.policy.save_every_s,
+                session_memory_bytes=settings.policy.session_memory_bytes,
+            )
+
+    def _strategy_decided(self, model: str, decided: Decided) -> None:
+        strategy = self.strategies.strategy_of(model) if self.strategies is not None else None
+        self.recorder.decided(decided, model, strategy)
+
+    def _board_seen(self) -> BoardSeen | None:
+        return self.board_sight()
+
+    def _chosen_by(self, model: str) -> ChosenBy:
+        strategies = self.strategies
+        return ChosenBy(
+            strategy=strategies.strategy_of(model) if strategies is not None else None,
+            situation=strategies.situation(model) if strategies is not None else None,
+            field_test=self.field_test.name if self.field_test.arm else "",
+            arm=self.field_test.arm,
+        )
+
+    def _models_changed(self) -> None:
+        self.dispatcher.models_changed()
+        if self.strategies is not None:
+            self.strategies.models_changed()
 
     def _engine_figures(self) -> EngineFigures:
         # While it loads, nobody knows what is in it already, and no run is done for those who wait.
@@ -254,6 +337,8 @@ class Service:
         metrics.watch_memory_steps(self.memory.state)
         metrics.watch_board(self.board.view)
         metrics.watch_runs(self.feedback.runs.figures)
+        if self.strategies is not None:
+            metrics.watch_strategies(self.strategies.state)
         metrics.watch_load(
             running=lambda: self.dispatcher.running,
             queued=lambda: self.dispatcher.waiting,
@@ -263,9 +348,13 @@ class Service:
 
     def _watch_board(self, paths: Paths, plan: ModelPlan) -> tuple[Sampler, BoardWatch]:
         """What sees the board, and what governs its heat and supply."""
-        settings, simulated, roots = self.settings, self.simulated, self.board_roots
-        profile = simulated.profile if simulated is not None else profile_of(settings.board.profile, roots)
-        sampler = Sampler(roots, profile, period_s=settings.board.sensor_period_ms / 1000)
+        settings, simulated, roots, profile = self.settings, self.simulated, self.board_roots, self.profile
+        sampler = Sampler(
+            roots,
+            profile,
+            period_s=settings.board.sensor_period_ms / 1000,
+            engine_pid=lambda: self.supervisor.pid,
+        )
         permissions = PermissionRequests(paths.run)
         run_folder = simulated.run_folder if simulated is not None else paths.run
 
@@ -292,6 +381,7 @@ class Service:
             ask_permission=lambda policies: ask(CapFiles(roots).limit_path(policies[0])),
             simulated=simulated is not None,
             speed=simulated.options.speed if simulated is not None else 1.0,
+            told=self.recorder.board_decided,
         )
         return sampler, watch
 
@@ -323,6 +413,8 @@ class Service:
         await self.board.close()
         self.dispatcher.conversations.stop_saving()
         await self.supervisor.stop()
+        if self.strategies is not None:
+            await self.strategies.close()
         await self.relief.close()
         await self.switch.close()
         await self.dispatcher.close()
@@ -378,11 +470,13 @@ class Service:
         if isinstance(message, Steps):
             self.feedback.runs.add(message)
             self.recorder.failures.runs(message)
+            if self.strategies is not None:
+                self.strategies.runs(message.groups)
         elif not self.loader.on_message(message):
             self.dispatcher.on_message(message)
 
     def _on_beat(self, heartbeat: Heartbeat) -> None:
-        self.recorder.failures.beat(heartbeat)
+        self.recorder.beat(heartbeat)
 
     def _on_up(self, link: EngineLink) -> None:
         self.pace.engine_up(link)  # before the first request
@@ -392,11 +486,15 @@ class Service:
         loaded = [name for name in self._first if name not in failed]
         later = [name for plan in self._start if (name := plan.description.name) not in self._first]
         self.switch.engine_up(link, loaded, failed, later=later)
+        if self.strategies is not None:
+            self.strategies.engine_up(link)
         self.recorder.engine_up()
 
     def _on_down(self, loss: EngineLoss) -> None:
         self.pace.engine_down()
         self.switch.engine_down()
+        if self.strategies is not None:
+            self.strategies.engine_down(loss)
         self.dispatcher.engine_down(loss)
 
     def _facts_of(self, model: str) -> PlanFacts | None:
@@ -405,7 +503,8 @@ class Service:
 
     def _storage_off(self) -> list[str]:
         """What should outlast a restart and is not kept, a reason each."""
-        stores = (self._golden.off, self._throughput.off, self._files.off)
+        learned_off = self.strategies.keeper.off if self.strategies is not None else ""
+        stores = (self._golden.off, self._throughput.off, self._files.off, learned_off)
         return [reason for reason in (*stores, *self.recorder.storage_off()) if reason]
 
     async def _leaving(self, model: str) -> None:

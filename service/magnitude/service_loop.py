@@ -114,7 +114,14 @@ async def _serve(
     kept = KeptMemory(notifier, stored, returns=partial(restart_follows, roots=roots) if notifier.active else None)
     service = Service(settings, paths, roots=roots, engine_cgroup=engine_cgroup, kept=kept, simulated=simulated)
     live, metrics, stopping = LiveSettings(settings), service.metrics(), service.stopping
-    app = build_app(service.dispatcher, live, texts=service.texts, metrics=metrics, records=service.recorder.store)
+    app = build_app(
+        service.dispatcher,
+        live,
+        texts=service.texts,
+        metrics=metrics,
+        records=service.recorder.store,
+        strategies=service.strategies,
+    )
     accepting = asyncio.Event()
     teller = Teller(notifier, lambda: look_at(service, accepting), on_failed=_gives_up(notifier, stopping))
     if read is not None:

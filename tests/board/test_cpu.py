@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+import os
+import threading
 from pathlib import Path
 
 import pytest
@@ -16,7 +18,8 @@ from magnitude.board import (
     topology,
     usable_threads,
 )
-from magnitude.board.cpu import parse_size
+from magnitude.board.cpu import Cluster, EngineCpus, Topology, engine_cpus, parse_size, thread_affinity
+from magnitude.board.roots import HostRoots
 
 C = "sys/devices/system/cpu"
 G = "sys/fs/cgroup"
@@ -161,6 +164,51 @@ def test_version_1_quotas_are_read_where_the_controller_is_mounted(
         f"{G}/cpu,cpuacct/a/cpu.cfs_period_us": 100000,
     }
     assert cpu_quota(write_tree(tmp_path, tree)) == expected
+
+
+def test_another_process_has_the_quota_of_its_own_group(tmp_path: Path) -> None:
+    tree = {
+        "proc/self/cgroup": "0::/service",
+        "proc/77/cgroup": "0::/engine",
+        f"{G}/service/cpu.max": "max 100000",
+        f"{G}/engine/cpu.max": "50000 100000",
+    }
+    roots = write_tree(tmp_path, tree)
+    assert (cpu_quota(roots), cpu_quota(roots, 77)) == (None, 0.5)
+
+
+def test_the_cpus_of_all_threads_together_are_the_processs() -> None:
+    bound, done = threading.Event(), threading.Event()
+    mine = os.sched_getaffinity(0)
+
+    def bound_to_one() -> None:
+        os.sched_setaffinity(0, {min(mine)})
+        bound.set()
+        done.wait(30)
+
+    thread = threading.Thread(target=bound_to_one)
+    thread.start()
+    try:
+        assert bound.wait(30)
+        assert thread_affinity(HostRoots(), os.getpid()) == mine
+    finally:
+        done.set()
+        thread.join()
+
+
+def test_a_process_that_is_gone_has_no_cpus(tmp_path: Path) -> None:
+    assert thread_affinity(HostRoots.under(tmp_path), 77) == frozenset()
+
+
+def test_an_engines_cpus_are_those_online_the_fastest_first() -> None:
+    board = Topology(
+        online=(0, 1, 4, 5),
+        clusters=(Cluster(cpus=(4, 5), speed=9, max_freq_khz=None), Cluster(cpus=(0, 1), speed=4, max_freq_khz=None)),
+    )
+    assert engine_cpus(board, range(8), None) == EngineCpus(cores=(4, 5, 0, 1), big=2, usable=4)
+    assert engine_cpus(board, {0, 1, 4}, 2.9) == EngineCpus(cores=(4, 0, 1), big=1, usable=2)
+    assert engine_cpus(board, {0, 7}, 0.5) == EngineCpus(cores=(0,), big=1, usable=1)
+    assert engine_cpus(board, set(), None) == EngineCpus(cores=(), big=0, usable=1)
 
 
 @pytest.mark.parametrize("text", ["", "max", "x y", "100000", "100000 0", "-1 100000"])

@@ -14,6 +14,7 @@ from faulty_files import Faults, PlainFile
 from sensor_trees import T, look, sensor, write_drivers, write_zones
 
 from kernel_trees import write_tree
+from magnitude.board.cpu import EngineCpus
 from magnitude.board.memory_reading import MemoryReader
 from magnitude.board.profiles import load_profile
 from magnitude.board.roots import HostRoots
@@ -22,6 +23,7 @@ from magnitude.board.sampling_rate import CALM_S, FAST_S
 from magnitude.board.sim.board import SimulatedBoard
 from magnitude.board.sim.tree import BoardTree
 from magnitude.board.snapshot import Snapshot
+from magnitude.board.sources import ALLOWANCE_S
 from magnitude.errors import ConfigError
 
 PATIENCE_S = 30.0
@@ -32,10 +34,23 @@ BOARD = {"cpu-thermal": 51200, "gpu-thermal": 48000, "board-thermal": 40000}
 class Run:
     """A sampler in time of its own: no thread of the sampler's, no waiting."""
 
-    def __init__(self, roots: HostRoots, faults: Faults | None = None, limit_s: float = 0.02) -> None:
+    def __init__(
+        self,
+        roots: HostRoots,
+        faults: Faults | None = None,
+        limit_s: float = 0.02,
+        engine_pid: Callable[[], int | None] = lambda: None,
+    ) -> None:
         self.now_s = 0.0
         self.faults = faults or Faults()
-        self.sampler = Sampler(roots, ARM, clock=lambda: self.now_s, files=self.faults.open, limit_s=limit_s)
+        self.sampler = Sampler(
+            roots,
+            ARM,
+            clock=lambda: self.now_s,
+            files=self.faults.open,
+            limit_s=limit_s,
+            engine_pid=engine_pid,
+        )
         self.seen: list[Snapshot] = []
         self.sampler.on_snapshot = self.seen.append
 
@@ -291,6 +306,24 @@ def test_threads_are_the_big_cores_that_run(tmp_path: Path) -> None:
     assert look(roots, "rock5b").usable_threads == 3
     write_tree(tmp_path, {f"{cpus}/online": "0-7"})
     assert look(roots, "rock5b").usable_threads == 4
+
+
+def test_the_engines_own_group_is_seen_and_a_quota_that_changes_within_seconds(tmp_path: Path) -> None:
+    cpus, group = "sys/devices/system/cpu", "sys/fs/cgroup"
+    tree: dict[str, str | int] = {f"{cpus}/online": "0-7"}
+    tree |= {f"{cpus}/cpu{cpu}/cpu_capacity": 414 if cpu < 4 else 1024 for cpu in range(8)}
+    tree |= {"proc/self/cgroup": "0::/unit/service", "proc/77/cgroup": "0::/unit/engine"}
+    tree |= {f"{group}/unit/service/cpu.max": "max 100000", f"{group}/unit/engine/cpu.max": "max 100000"}
+    roots = write_zones(tmp_path, BOARD)
+    write_tree(tmp_path, tree)
+    pid: list[int | None] = [None]
+    run = Run(roots, engine_pid=lambda: pid[0])
+    assert run.go(1.0).engine == EngineCpus(cores=(4, 5, 6, 7, 0, 1, 2, 3), big=4, usable=8)
+    pid[0] = 77
+    write_tree(tmp_path, {f"{group}/unit/engine/cpu.max": "150000 100000"})
+    assert until(run, ALLOWANCE_S + 1.0, lambda snapshot: snapshot.engine.usable == 1).engine.big == 4
+    write_tree(tmp_path, {f"{group}/unit/engine/cpu.max": "300000 100000"})
+    until(run, ALLOWANCE_S + 1.0, lambda snapshot: snapshot.engine.usable == 3)
 
 
 def test_the_latest_reading_of_memory_goes_with_the_snapshot(tmp_path: Path) -> None:

@@ -24,6 +24,7 @@ from magnitude.config import Settings
 from magnitude.errors import MagnitudeError, ModelNotFound
 from magnitude.feedback.metrics import Metrics
 from magnitude.feedback.records import TaskRow
+from magnitude.feedback.timeline import Timeline
 from magnitude.intake.context import Context
 from magnitude.intake.errors import error_response
 from magnitude.intake.live import LiveSettings
@@ -80,6 +81,7 @@ class FakeService:
         self.requests: list[dict[str, Any]] = []
         self.kept: list[dict[str, Any]] = []
         self.records: list[TaskRow] = []
+        self.timeline = Timeline(since_s=60.0, decisions=[], lanes=[], tasks=[])
         self.asked: dict[str, str] = {}  # the query for them
         self.more_state: dict[str, Any] = {}
         self.recycled: dict[str, Any] = {"reason": "", "engine_pid": 4243, "took_s": 0.5, "open_requests": 0}
@@ -100,6 +102,7 @@ class FakeService:
                 Route("/v1/models", lambda request: JSONResponse({"data": [{"id": "tiny-chat"}]})),
                 Route("/v1/magnitude/state", self._state),
                 Route("/v1/magnitude/records", self._records),
+                Route("/v1/magnitude/timeline", self._timeline),
                 Route("/metrics", lambda request: Response("magnitude_slots 4\n")),
                 Route("/v1/magnitude/reload", self._reload, methods=["POST"]),
                 Route("/v1/magnitude/recycle", self._recycle, methods=["POST"]),
@@ -125,6 +128,11 @@ class FakeService:
         self.asked = dict(request.query_params)
         counts = Counter(row.task.outcome for row in self.records)
         return JSONResponse({"data": msgspec.to_builtins(self.records), "counts": counts, "persistence": "on"})
+
+    def _timeline(self, request: Request) -> Response:
+        self.asked = dict(request.query_params)
+        said = msgspec.to_builtins(self.timeline)
+        return JSONResponse({"object": "timeline", "persistence": "on", **said})
 
     async def _recycle(self, request: Request) -> Response:
         self.recycle_asked.append(await request.json())

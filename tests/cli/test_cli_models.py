@@ -246,3 +246,80 @@ def test_options_of_models_are_refused_for_an_adapter(models: Path, tmp_path: Pa
         run("import", str(tmp_path), "--adapter-for", "chat", "--bits", "4")
     with pytest.raises(ImportFailed, match="no LoRA adapter"):
         run("import", str(tmp_path), "--adapter-for", "chat")
+
+
+def variant(models: Path, name: str, *, outside: str = "", parent_hash: str | None = None) -> None:
+    """A variant of `chat` beside it."""
+    shutil.copytree(models / "chat", models / name)
+    manifest = read_manifest(models / "chat")
+    write_manifest(
+        models / name,
+        msgspec.structs.replace(
+            manifest,
+            name=name,
+            variant_of="chat",
+            parent_hash=manifest.model_hash if parent_hash is None else parent_hash,
+            precision="int8",
+            outside=outside,
+        ),
+    )
+
+
+def test_list_shows_variants_below_their_model(models: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COLUMNS", "200")
+    variant(models, "a-variant")
+    rows = run("list").splitlines()[1:]
+    assert [row.split()[0] for row in rows] == ["chat", "a-variant"]
+    assert "variant, int8" in rows[1]
+
+
+def test_list_as_json_has_one_entry_with_its_variants(models: Path) -> None:
+    variant(models, "small")
+    listed = json.loads(run("list", "--json"))
+    assert [entry["name"] for entry in listed] == ["chat"]
+    assert [entry["name"] for entry in listed[0]["variants"]] == ["small"]
+
+
+def test_list_says_of_variants_why_they_are_not_used(models: Path) -> None:
+    variant(models, "far", outside="KL 0.3 nats (at most 0.02)")
+    variant(models, "stray", parent_hash="another")
+    output = " ".join(run("list").split())
+    assert "far is never chosen by itself: KL 0.3 nats" in output
+    assert "stray is not served: it was compared with another import of chat" in output
+
+
+def test_show_tells_what_a_variant_belongs_to(models: Path) -> None:
+    variant(models, "far", outside="KL 0.3 nats (at most 0.02)")
+    output = " ".join(run("show", "far").split())
+    assert "variant of chat" in output
+    assert "chosen by itself no: KL 0.3 nats" in output
+    assert "precision int8" in output
+
+
+def test_a_model_with_variants_is_removed_with_them_only(models: Path) -> None:
+    variant(models, "small")
+    with pytest.raises(ModelError, match=r"chat has variants.*: small") as caught:
+        run("rm", "chat", "--yes")
+    assert "--variants" in caught.value.hint
+    assert (models / "chat").is_dir()
+    output = run("rm", "chat", "--variants", "--yes")
+    assert "removed small" in output
+    assert "removed chat" in output
+    assert list(models.iterdir()) == []
+
+
+def test_whoever_keeps_a_variant_keeps_its_model(models: Path) -> None:
+    variant(models, "small")
+    run("rm", "chat", "--variants", says="n\n")
+    assert (models / "chat").is_dir()
+
+
+def test_a_variant_is_removed_alone(models: Path) -> None:
+    variant(models, "small")
+    run("rm", "small", "--yes")
+    assert [path.name for path in models.iterdir()] == ["chat"]
+
+
+def test_an_adapter_is_no_variant(models: Path, tmp_path: Path) -> None:
+    with pytest.raises(RequestError, match="--variant-of"):
+        run("import", str(tmp_path), "--adapter-for", "chat", "--variant-of", "chat")

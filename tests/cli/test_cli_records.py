@@ -13,15 +13,16 @@ from typer.testing import CliRunner
 
 from magnitude.cli.main import app
 from magnitude.cli.replay import EXIT_OTHER, EXIT_SAME, try_again
-from magnitude.errors import ModelError
+from magnitude.errors import ConfigError, ModelError
+from magnitude.feedback import record_table
 from magnitude.feedback.bundles import Victim, find_bundle, read_bundle
 from magnitude.feedback.failures import FailureLimits, FailureLog
-from magnitude.feedback.record_file import RecordFile, RecordLimits
+from magnitude.feedback.record_file import RecordFile, RecordLimits, reading
 from magnitude.feedback.replay import models_of, requests_of
 from magnitude.supervise.engine_process import EngineProcess, OnExit
 from magnitude.supervise.loss import EngineLoss
 from tests.feedback.failure_samples import surroundings, victim
-from tests.feedback.record_samples import MovingClocks, row
+from tests.feedback.record_samples import MovingClocks, decision, row
 
 FAKE_ENGINE = Path(__file__).parent.parent / "supervise/fake_engine.py"
 
@@ -60,6 +61,45 @@ def test_records_are_read_from_the_file_while_no_service_runs(cli: CliRunner, ow
     said = json.loads(result.stdout)
     assert [entry["task"]["prompt_tokens"] for entry in said["data"]] == [4, 2]
     assert said["counts"] == {"ok": 3, "refused": 3}
+
+
+def test_a_task_is_shown_with_its_strategy_and_what_held_it_back(cli: CliRunner, service: FakeService) -> None:
+    task = row(3, strategy="0123456789ab")
+    met = msgspec.structs.replace(task.circumstances, temperature_c=71.4, throttled=True)
+    service.records = [msgspec.structs.replace(task, circumstances=met)]
+    said = cli.invoke(app, ["records", "--url", f"unix:{service.socket}"]).stdout
+    assert "71 °C, held" in said
+    assert "0123456789ab" in said
+
+
+def test_all_records_can_be_taken_elsewhere_in_one_file(cli: CliRunner, own_home: Path, tmp_path: Path) -> None:
+    file = RecordFile(own_home / "state/records.db", RecordLimits(reserve_bytes=0))
+    file.append([row(n) for n in range(6)])
+    file.append([decision(7)])  # both still in the log beside the file
+    for name in ("out.jsonl", "out.db"):
+        result = cli.invoke(app, ["records", "--export", str(tmp_path / name)])
+        assert result.exit_code == 0, result.output
+        assert "6 tasks" in result.stdout
+    file.close()
+    lines = (tmp_path / "out.jsonl").read_text().splitlines()
+    assert [json.loads(line)["task"]["prompt_tokens"] for line in lines] == [5, 4, 3, 2, 1, 0]
+    with reading(tmp_path / "out.db") as connection:
+        assert len(record_table.recent(connection, 10)) == 6
+        assert [each.reason for each in record_table.decisions(connection)] == ["7"]
+    assert {path.name for path in tmp_path.glob("out*")} == {"out.jsonl", "out.db"}
+
+
+@pytest.mark.parametrize("name", ["there.db", "there.jsonl", "out.csv", "nowhere/out.db"])
+def test_an_export_writes_over_nothing_and_only_what_is_known(
+    cli: CliRunner, own_home: Path, tmp_path: Path, name: str
+) -> None:
+    RecordFile(own_home / "state/records.db", RecordLimits(reserve_bytes=0)).close()
+    for there in ("there.db", "there.jsonl"):
+        (tmp_path / there).write_text("mine")
+    result = cli.invoke(app, ["records", "--export", str(tmp_path / name)])
+    assert result.exit_code == 1
+    assert isinstance(result.exception, ConfigError)
+    assert (tmp_path / "there.db").read_text() == "mine"
 
 
 def test_without_any_record_the_verb_says_why(cli: CliRunner) -> None:

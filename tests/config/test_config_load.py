@@ -41,7 +41,7 @@ def test_the_published_shape_loads_and_says_that_the_agent_is_not_active() -> No
 
 
 def test_a_short_optimisation_window_is_noticed() -> None:
-    assert any("oscillate" in notice for notice in load_text("engine: {optimization_window: 10}").notices)
+    assert any("oscillate" in notice for notice in load_text("engine: {optimization_window: 20}").notices)
     assert load_text("engine: {optimization_window: 50}").notices == ()
 
 
@@ -71,6 +71,9 @@ def test_a_short_optimisation_window_is_noticed() -> None:
         ("agent: {tools: [{name: x}]}", "agent.tools[0].type", "missing", "type"),
         ("agent: {tools: [{name: x, type: remote}]}", "agent.tools[0].type", "'remote'", "local"),
         ("engine: {threads: 999}", "engine.threads", "999", "engine.threads"),
+        ("engine: {optimization_window: 19}", "engine.optimization_window", "19", "optimization_window"),
+        ("policy: {explore: always}", "policy.explore", "'always'", "load"),
+        ("policy: {cold_start_s: -1}", "policy.cold_start_s", "-1", "cold_start_s"),
         ("server: {api_keys: [{name: x, sha256: abc}]}", "server.api_keys[0].sha256", "abc", "sha256"),
         ("server: {max_request_bytes: 4M}", "server.max_request_bytes", "1000 or 1024", ""),
         ("server: {client_timeout_s: 5m}", "server.client_timeout_s", "not a duration", ""),

@@ -22,7 +22,7 @@ from magnitude.paths import find_paths
 from magnitude.persist import StateFile
 from magnitude.supervise.loss import EngineLoss
 from tests.feedback.failure_samples import SECRET_GRAMMAR, SECRET_IDS, surroundings, victim
-from tests.feedback.record_samples import MovingClocks, row
+from tests.feedback.record_samples import MovingClocks, decision, row
 
 KEY_HASH = "5e" * 32
 KEY = "planted-key-of-the-environment"
@@ -47,7 +47,7 @@ def home(tmp_path: Path) -> Path:
     """An installation in which everything happened that can be in an archive."""
     state = tmp_path / "state"
     file = RecordFile(state / RECORDS_FILE, RecordLimits(reserve_bytes=0))
-    file.append([row(7), row(8, outcome="killed", code="engine_gone")])
+    file.append([row(7), row(8, outcome="killed", code="engine_gone"), decision(7)])
     file.close()
     StateFile(state / "golden.json", Small, schema=1).save(Small())
     (state / "throughput.json").write_bytes(b'{"a":1,')
@@ -114,6 +114,7 @@ def test_each_part_says_what_it_knows_while_the_service_is_down(home: Path) -> N
     assert "NOTE: the service did not answer: no service answers" in files["README.txt"]
     records = json.loads(files["records.json"])
     assert records["counts"] == {"ok": 1, "killed": 1}
+    assert [one["reason"] for one in json.loads(files["timeline.json"])["decisions"]] == ["7"]
     assert "golden.json: " in files["state-files.txt"]
     assert "throughput.json: 7 bytes" in files["state-files.txt"]
     assert "torn or not ours" in files["state-files.txt"]
@@ -132,6 +133,7 @@ def test_a_running_service_is_asked(home: Path) -> None:
     assert json.loads(files["state.json"])["asked"] == "/v1/magnitude/state"
     assert "/metrics" in files["metrics.txt"]
     assert "/v1/magnitude/records" in files["records.json"]
+    assert "/v1/magnitude/timeline" in files["timeline.json"]
 
 
 def test_one_part_that_fails_does_not_cost_the_others(home: Path) -> None:

@@ -53,11 +53,13 @@ class KvFile:
 class EngineDriver:
     """A context manager around one engine process."""
 
-    def __init__(self, *, hello: bool = True, protocol_version: int = PROTOCOL_VERSION) -> None:
+    def __init__(
+        self, *, hello: bool = True, protocol_version: int = PROTOCOL_VERSION, options: tuple[str, ...] = ()
+    ) -> None:
         from magnitude.engine.protocol import ToService
 
         self.sock, theirs = socket.socketpair()
-        command = [sys.executable, "-m", "magnitude.engine", "--fd", str(theirs.fileno())]
+        command = [sys.executable, "-m", "magnitude.engine", "--fd", str(theirs.fileno()), *options]
         self.process = subprocess.Popen(
             command, pass_fds=[theirs.fileno()], stdin=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True
         )

@@ -21,10 +21,14 @@ from magnitude.engine.protocol import (
     LoadAdapter,
     Loaded,
     PrefillProgress,
+    PrepareSession,
+    SessionPrepared,
     SlotContents,
     TensorInfo,
     UnloadAdapter,
+    UseSessions,
 )
+from magnitude.engine.session_spec import SessionSpec
 from magnitude.engine.slot_header import HASH_OF_NOTHING, extend_hash, unpack_header
 from magnitude.errors import ModelError, RequestError
 from magnitude.models.adapters import AdapterDescription, kv_hash, with_adapters
@@ -277,3 +281,28 @@ def test_loading_says_which_inputs_the_graph_has(engine: EngineDriver, base: Mod
     loaded = engine.load(with_adapters(base)[0], kv)
     assert isinstance(loaded, Loaded)
     assert any(info.name == "lora.0.qkv.a" for info in loaded.inputs)
+
+
+def test_an_adapter_runs_by_further_sessions_whose_graph_has_its_inputs_only(
+    engine: EngineDriver, base: ModelDescription, adapters: dict[str, AdapterDescription], new_kv: NewKv
+) -> None:
+    with_inputs, _ = with_adapters(base)
+    engine.load(with_inputs, new_kv(base, slots=4, max_len=48))
+    load_adapter(engine, adapters["low"])
+    names = ("low", "")
+    want = [engine.generate(PROMPT, adapter=name, max_new_tokens=20)[0] for name in names]
+    same, plain = SessionSpec(threads=2), SessionSpec(threads=2, graph_file=base.graph_file)
+    for session in (same, plain):
+        engine.send(PrepareSession(request_id=engine.new_id(), model="tiny", session=session))
+        engine.wait(SessionPrepared)
+    by_session: dict[SessionSpec, list[SessionSpec | None]] = {}
+    for session in (same, plain):
+        engine.send(UseSessions(request_id=engine.new_id(), model="tiny", decode=session, prefill=session))
+        engine.stats()
+        seen = len(engine.steps)
+        assert [engine.generate(PROMPT, adapter=name, max_new_tokens=20)[0] for name in names] == want
+        engine.stats()
+        groups = [group for steps in engine.steps[seen:] for group in steps.groups if group.kind == "decode"]
+        by_session[session] = [group.session for group in groups]
+    assert set(by_session[same]) == {same}
+    assert set(by_session[plain]) == {None, plain}

@@ -19,6 +19,9 @@ from magnitude.engine.message import Message
 from magnitude.engine.protocol import Finished, Generate, SamplerSettings, SlotContents, Tokens
 from magnitude.engine.run_costs import SMALLEST_PIECE
 from magnitude.engine.sampling import F32, Sampler
+from magnitude.engine.session_messages import UseSessions
+from magnitude.engine.session_set import SessionSet
+from magnitude.engine.session_spec import SessionSpec
 from magnitude.engine.sessions import open_session
 from magnitude.engine.slot_header import HASH_OF_NOTHING, extend_hash
 from magnitude.errors import EngineError
@@ -38,7 +41,8 @@ class House:
         self.kv = KvMemory(file.fd, file.layout)
         session = open_session(Path(model.folder) / model.graph_file, 1)
         self.decoder = Decoder(model, session, self.kv, max_batch=max_batch)
-        self.batch = RunningBatch(self.decoder, max_batch)
+        self.sessions = SessionSet(session)
+        self.batch = RunningBatch(self.decoder, max_batch, sessions=self.sessions)
         self.ids: dict[int, list[int]] = {}
         self.ends: dict[int, Finished | Exception] = {}
 
@@ -166,13 +170,12 @@ class _OneRowFails(Decoder):
 
     poison = -1
 
-    def step(self, ids: Sequence[int], pasts: Sequence[int], first_row: int = 0) -> F32:
+    def step(
+        self, ids: Sequence[int], pasts: Sequence[int], first_row: int = 0, by: SessionSpec | None = None
+    ) -> F32:
         if self.poison in ids:
             raise EngineError("this token cannot be computed", code="model_run_failed")
-        return super().step(ids, pasts, first_row)
-
-    def extend(self, row: int, ids: Sequence[int], past: int, wanted: Wanted = "last") -> F32:
-        return super().extend(row, ids, past, wanted)
+        return super().step(ids, pasts, first_row, by)
 
 
 def test_a_member_whose_run_fails_does_not_take_the_others_along(tiny: ModelDescription, new_kv: NewKv):
@@ -188,6 +191,45 @@ def test_a_member_whose_run_fails_does_not_take_the_others_along(tiny: ModelDesc
     assert isinstance(house.ends[1], EngineError)
     for n in (0, 2, 3):
         assert house.ids[n] == want[n]
+
+
+class _FurtherSessionFails(Decoder):
+    """A decoder whose runs by further sessions fail."""
+
+    failed = 0
+
+    def step(
+        self, ids: Sequence[int], pasts: Sequence[int], first_row: int = 0, by: SessionSpec | None = None
+    ) -> F32:
+        self._fail(by)
+        return super().step(ids, pasts, first_row, by)
+
+    def extend(
+        self, row: int, ids: Sequence[int], past: int, wanted: Wanted = "last", by: SessionSpec | None = None
+    ) -> F32:
+        self._fail(by)
+        return super().extend(row, ids, past, wanted, by)
+
+    def _fail(self, by: SessionSpec | None) -> None:
+        if by is not None:
+            self.failed += 1
+            raise EngineError("there is not enough memory for this run", code="out_of_memory")
+
+
+def test_the_own_session_does_what_a_further_one_fails_to_do(tiny: ModelDescription, new_kv: NewKv):
+    want = [alone(tiny, new_kv, prompt) for prompt in PROMPTS]
+    house = House(tiny, new_kv(tiny, slots=4))
+    other = SessionSpec(threads=2)
+    session = open_session(Path(tiny.folder) / tiny.graph_file, 2)
+    house.decoder.add_session(other, session)
+    house.sessions.add(other, session, 0)
+    house.sessions.use(UseSessions(request_id=1, model="tiny", decode=other, prefill=other))
+    house.decoder.__class__ = _FurtherSessionFails
+    for n, prompt in enumerate(PROMPTS):
+        house.open(n, prompt, n)
+    house.run()
+    assert [house.ids[n] for n in range(len(PROMPTS))] == want
+    assert house.decoder.failed > 10  # type: ignore[attr-defined]
 
 
 def record(ids: list[int]) -> SlotContents:

@@ -10,6 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from magnitude.engine.draft_control import BY_MODEL, DraftControl, DraftCosts
+from magnitude.engine.session_spec import SessionSpec
 
 MOST = 8
 # Two x86 cores, milliseconds: a run of so many positions, a step of so many rows.
@@ -198,3 +199,24 @@ def test_one_disturbed_run_moves_a_mean_little():
     costs.observe_step(1, 10.0)
     costs.observe_step(1, 500.0)
     assert costs.step_s(1) < 12.0
+
+
+def test_each_session_has_means_of_its_own_and_a_new_one_begins_with_those_in_use():
+    one, other = SessionSpec(threads=1), SessionSpec(threads=2)
+    costs = DraftCosts()
+    costs.observe_step(1, 0.010)
+    costs.run_by(one)
+    assert costs.known and costs.step_s(1) == 0.010
+    for _ in range(200):
+        costs.observe_step(1, 0.020)
+    assert costs.step_s(1) == pytest.approx(0.020, rel=0.01)
+    costs.run_by(None)
+    assert costs.step_s(1) == 0.010
+    costs.run_by(one)
+    assert costs.step_s(1) == pytest.approx(0.020, rel=0.01)
+    costs.run_by(other)
+    costs.observe_step(1, 0.001)
+    costs.run_by(None)
+    costs.forget(one)
+    costs.run_by(one)
+    assert costs.step_s(1) == 0.010

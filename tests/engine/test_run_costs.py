@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -77,3 +78,40 @@ def test_recent_runs_weigh_more_than_old_ones(first: float, second: float):
     for _ in range(30):
         costs.decoded(1, second)
     assert abs(costs.decode_s(1) - second) <= 0.01 * abs(first - second) + 1e-9
+
+
+def slower(factor: float) -> RunCosts:
+    """A session that takes `factor` times as long as another one, of which it knows; one run of each kind was
+    measured."""
+    other = after([(4, 0.010), (16, 0.020), (128, 0.100)])
+    for rows, run_s in ((1, 0.010), (4, 0.020)):
+        other.decoded(rows, run_s)
+    costs = RunCosts(like=other)
+    costs.extended(16, factor * 0.020)
+    costs.decoded(4, factor * 0.020)
+    return costs
+
+
+def test_a_session_that_was_never_measured_goes_by_another_one():
+    other = after([(4, 0.010), (128, 0.100)])
+    other.decoded(2, 0.015)
+    costs = RunCosts(like=other)
+    assert (costs.decode_s(2), costs.piece_s(128)) == (0.015, 0.100)
+    assert costs.largest_piece(0.1, 128) == other.largest_piece(0.1, 128) == 128
+
+
+@given(factor=st.floats(0.1, 10))
+def test_one_run_tells_how_all_of_another_sessions_times_are_to_be_scaled(factor: float):
+    costs = slower(factor)
+    for size, run_s in ((4, 0.010), (16, 0.020), (128, 0.100)):
+        assert costs.piece_s(size) == pytest.approx(factor * run_s)
+    for rows, run_s in ((1, 0.010), (4, 0.020)):
+        assert costs.decode_s(rows) == pytest.approx(factor * run_s)
+
+
+def test_what_one_session_takes_from_then_on_is_its_own_matter():
+    costs = slower(2.0)
+    costs.decoded(1, 0.020)
+    costs.extended(128, 0.200)
+    assert costs.decode_s(1) == pytest.approx(0.020)
+    assert costs.piece_s(128) == pytest.approx(0.200)

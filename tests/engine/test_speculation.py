@@ -71,11 +71,14 @@ class FakeDecoder:
     def show(self, row: int, slot: int, adapter: str = "") -> None:
         self._shown[row] = slot
 
-    def step(self, ids: Sequence[int], pasts: Sequence[int], first_row: int = 0) -> F32:
+    def runs_by(self, spec: None, adapter: str = "") -> None:
+        """It has one session."""
+
+    def step(self, ids: Sequence[int], pasts: Sequence[int], first_row: int = 0, by: None = None) -> F32:
         self.runs.append(("step", len(ids)))
         return np.stack([self._put(first_row + at, [ids[at]], pasts[at])[0] for at in range(len(ids))])
 
-    def extend(self, row: int, ids: Sequence[int], past: int, wanted: str = "last") -> F32:
+    def extend(self, row: int, ids: Sequence[int], past: int, wanted: str = "last", by: None = None) -> F32:
         self.runs.append(("verify" if wanted == "all" else "piece", len(ids)))
         logits = self._put(row, ids, past)
         return logits if wanted == "all" else logits[-1:]

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+from magnitude.engine.session_spec import SessionSpec
 from magnitude.engine.step_report import PERIOD_S, StepReport
 
 
@@ -41,3 +42,27 @@ def test_pauses_are_told_once_and_are_in_no_runs_time():
     assert first is not None and second is not None
     assert (first.paused_s, first.groups[0].total_s) == (0.5, 0.1)
     assert second.paused_s == 0.0
+
+
+def test_runs_of_different_sessions_are_told_apart():
+    report = StepReport()
+    session = SessionSpec(threads=1)
+    report.add("m", "decode", 1, 1, run_s=0.1, now_s=1.0)
+    report.add("m", "decode", 1, 1, run_s=0.2, now_s=1.0, session=session)
+    report.add("m", "decode", 1, 1, run_s=0.2, now_s=1.0, session=SessionSpec(threads=1))
+    steps = report.due(1.0, idle=True)
+    assert steps is not None
+    assert [(group.session, group.runs, group.total_s) for group in steps.groups] == [
+        (None, 1, 0.1),
+        (session, 2, 0.4),
+    ]
+
+
+def test_positions_are_counted_as_they_were_also_where_lengths_are_rounded():
+    report = StepReport()
+    report.add("m", "prefill", 1, 100, run_s=0.1, now_s=1.0)
+    report.add("m", "prefill", 1, 70, run_s=0.1, now_s=1.0)
+    report.add("m", "encode", 4, 24, run_s=0.1, now_s=1.0)
+    steps = report.due(1.0, idle=True)
+    assert steps is not None
+    assert [(group.tokens, group.runs, group.positions) for group in steps.groups] == [(128, 2, 170), (32, 1, 96)]

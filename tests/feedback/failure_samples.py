@@ -6,8 +6,8 @@ from typing import Any
 
 from magnitude.engine.protocol import Generate, GrammarSpec, SamplerSettings
 from magnitude.feedback.bundles import ServedModel, Victim
+from magnitude.feedback.circumstances import Circumstances
 from magnitude.feedback.failures import Surroundings
-from magnitude.feedback.situation import Situation
 from magnitude.governor.memory_state import MemoryState
 from magnitude.models.description import DecoderShape, ModelDescription
 from tests.feedback.record_samples import PLAN
@@ -55,7 +55,7 @@ def victim(request_id: int = 1, **fields: Any) -> Victim:
 def surroundings(**fields: Any) -> Surroundings:
     values: dict[str, Any] = {
         "models": lambda: [SERVED],
-        "situation": lambda: Situation(queue_depth=3),
+        "circumstances": lambda: Circumstances(queue_depth=3),
         "last_lines": lambda: ["Fatal Python error: Segmentation fault"],
         "figures": list,
         "versions": lambda: {"magnitude": "0.1.0"},

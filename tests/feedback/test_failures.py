@@ -55,7 +55,7 @@ def test_a_loss_is_written_down_with_what_led_up_to_it(tmp_path: Path) -> None:
     assert bundle.last_runs[-1].groups == [group]
     assert bundle.last_lines == ["Fatal Python error: Segmentation fault"]
     assert bundle.models[0].facts.threads == 4
-    assert bundle.situation.queue_depth == 3
+    assert bundle.circumstances.queue_depth == 3
 
 
 def test_without_being_asked_no_content_of_a_request_is_kept(tmp_path: Path) -> None:

@@ -2,16 +2,21 @@ from __future__ import annotations
 
 import logging
 import sqlite3
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from magnitude.board.boot import EARLIEST_S
+from magnitude.engine.session_spec import SessionSpec
 from magnitude.feedback import record_table
+from magnitude.feedback.circumstances import Circumstances
+from magnitude.feedback.decisions import DecisionRow
 from magnitude.feedback.record_file import FileBroken, RecordFile, RecordLimits, StorageRefuses, reading
-from magnitude.feedback.records import FAILURES, TaskRow
-from tests.feedback.record_samples import NOW_S, numbers, row, stamp
+from magnitude.feedback.records import FAILURES, TaskRecord, TaskRow
+from magnitude.policy.strategy import Strategy
+from tests.feedback.record_samples import HOT, NOW_S, STRATEGY, decision, numbers, row, stamp
 
 DAY_S = 86400.0
 PLENTY = RecordLimits(reserve_bytes=0)
@@ -21,11 +26,20 @@ def opened(folder: Path, limits: RecordLimits = PLENTY) -> RecordFile:
     return RecordFile(folder / "records.db", limits)
 
 
-def filled(folder: Path, rows: list[TaskRow]) -> Path:
+def filled(folder: Path, rows: Sequence[TaskRow | DecisionRow]) -> Path:
     file = opened(folder)
     file.append(rows)
     file.close()
     return file.path
+
+
+def task(**fields: Any) -> TaskRecord:
+    return TaskRecord(kind="embed", model="m", outcome="ok", **fields)
+
+
+def kept_decisions(path: Path) -> list[DecisionRow]:
+    with reading(path) as connection:
+        return list(record_table.decisions(connection))
 
 
 def kept(path: Path, limit: int = 1_000_000) -> list[TaskRow]:
@@ -40,6 +54,51 @@ def test_every_field_of_a_row_comes_back(tmp_path: Path) -> None:
     ]
     path = filled(tmp_path, written)
     assert kept(path) == written[::-1]
+
+
+def test_a_task_comes_back_with_the_strategy_it_ran_with_and_what_that_was_chosen_for(tmp_path: Path) -> None:
+    met = Circumstances(
+        throttled=True, clock_share=0.5, cores=2, field_test="f", arm="on", strategy=STRATEGY, chosen=HOT
+    )
+    cool = Circumstances(throttled=False)
+    rows = [
+        TaskRow(stamp=stamp(), task=task(peak_rss_bytes=1 << 33), circumstances=met),
+        TaskRow(stamp=stamp(), task=task(strategy="gone"), circumstances=cool),
+    ]
+    path = filled(tmp_path, rows)
+    with_id = TaskRow(
+        stamp=stamp(), task=task(peak_rss_bytes=1 << 33, strategy=STRATEGY.strategy_id), circumstances=met
+    )
+    assert kept(path) == [rows[1], with_id]
+    connection = sqlite3.connect(path)
+    assert connection.execute("SELECT strategy_id FROM strategies").fetchall() == [(STRATEGY.strategy_id,)]
+    assert connection.execute("SELECT chosen_heat, chosen_rows, throttled FROM tasks").fetchall() == [
+        ("hot", 2, 1),
+        (None, None, 0),
+    ]
+    connection.close()
+
+
+def test_every_field_of_a_decision_comes_back(tmp_path: Path) -> None:
+    written = [
+        decision(1, key="rows=1", from_id="1 thread", to_id="2 threads", delay_s=3.5, gain=0.2, strategy=STRATEGY),
+        decision(2, source="thermal", kind="caps", model="", part="", what="clocks: 1.5 GHz", repeats=7),
+    ]
+    path = filled(tmp_path, [row(1), *written])
+    assert kept_decisions(path) == written[::-1]
+    assert numbers(kept(path)) == [1]
+
+
+def test_a_strategy_of_other_settings_hides_no_row(tmp_path: Path) -> None:
+    met = Circumstances(strategy=STRATEGY)
+    path = filled(tmp_path, [TaskRow(stamp=stamp(), task=task(), circumstances=met), decision(1, strategy=STRATEGY)])
+    connection = sqlite3.connect(path)
+    connection.execute("""UPDATE strategies SET settings = '{"gears": 5}'""")
+    connection.commit()
+    connection.close()
+    (found,), (decided,) = kept(path), kept_decisions(path)
+    assert (found.task.strategy, found.circumstances.strategy) == (STRATEGY.strategy_id, None)
+    assert decided.strategy is None
 
 
 def test_a_file_goes_on_where_it_was_left(tmp_path: Path) -> None:
@@ -178,6 +237,49 @@ def test_a_file_of_an_older_version_is_brought_up_to_date(tmp_path: Path, monkey
     connection.close()
 
 
+# What version 1 of the schema could say of a task.
+FIRST_COLUMNS = (
+    "wall_s, at_s, boot, plan, kind, model, outcome, code, task, request, prompt_tokens, new_tokens, cached_tokens, "
+    "drafted_tokens, accepted_tokens, queue_s, prefill_s, decode_s, batch, queue_depth, running, engine_restarts, "
+    "engine_rss_bytes, memory_headroom_bytes, memory_limit_bytes, memory_step, temperature_c"
+)
+
+
+def make_first_version(path: Path) -> None:
+    """A file as the first version of the schema has it, with one failed task."""
+    connection = sqlite3.connect(path)
+    connection.execute("PRAGMA auto_vacuum = INCREMENTAL")
+    connection.execute(f"PRAGMA application_id = {record_table.APPLICATION_ID}")
+    for statement in record_table.STEPS[0]:
+        connection.execute(statement)
+    connection.execute("INSERT INTO boots VALUES (1, 'boot-0')")
+    values = (NOW_S, 5.0, 1, None, "embed", "m", "killed", "engine_gone", "", "", 41, 0, 0, 0, 0, 0.5, 1.0, 0.0, 0.0)
+    met = (3, 1, 2, 99, None, None, "normal", 61.5)
+    connection.execute(
+        f"INSERT INTO tasks ({FIRST_COLUMNS}) VALUES ({', '.join('?' * 27)})",
+        (*values, *met),
+    )
+    connection.execute("PRAGMA user_version = 1")
+    connection.commit()
+    connection.close()
+
+
+def test_a_file_of_the_first_version_is_carried_over_with_what_it_says(tmp_path: Path) -> None:
+    make_first_version(tmp_path / "records.db")
+    path = filled(tmp_path, [row(2), decision(3, strategy=STRATEGY)])
+    new, old = kept(path)
+    assert numbers([new, old]) == [2, 41]
+    assert old.stamp == stamp(NOW_S, 5.0, "boot-0")
+    assert (old.task.outcome, old.task.strategy, old.task.peak_rss_bytes) == ("killed", "", None)
+    assert old.circumstances == Circumstances(
+        queue_depth=3, running=1, engine_restarts=2, engine_rss_bytes=99, memory_step="normal", temperature_c=61.5
+    )
+    assert [each.reason for each in kept_decisions(path)] == ["3"]
+    with reading(path) as connection:
+        assert numbers(record_table.recent(connection, 10, FAILURES)) == [41]
+    assert not list(tmp_path.glob("*broken*"))
+
+
 # --- storage that refuses ---
 
 
@@ -232,6 +334,44 @@ def test_the_number_of_rows_stays_bounded(tmp_path: Path) -> None:
     assert rows[0] == 119
     file.append([row(n) for n in range(200)])
     file.close()
+
+
+def test_the_number_of_decisions_stays_bounded_and_costs_no_task(tmp_path: Path) -> None:
+    file = opened(tmp_path, RecordLimits(max_decisions=50, reserve_bytes=0))
+    file.append([row(7)])
+    for number in range(120):
+        file.append([decision(number)])
+    file.close()
+    reasons = [each.reason for each in kept_decisions(file.path)]
+    assert 40 <= len(reasons) <= 50
+    assert reasons[0] == "119"
+    assert numbers(kept(file.path)) == [7]
+
+
+def test_decisions_count_for_the_size_of_the_file(tmp_path: Path) -> None:
+    limits = RecordLimits(max_bytes=256 * 1024, reserve_bytes=0)
+    file = opened(tmp_path, limits)
+    for batch in range(30):
+        file.append([decision(batch, what="w" * 300) for _ in range(50)])
+        file.append([row(batch) for _ in range(50)])
+        assert file.path.stat().st_size <= limits.max_bytes
+    file.close()
+    assert kept_decisions(file.path)[0].reason == "29"
+    assert numbers(kept(file.path))[0] == 29
+
+
+def test_old_decisions_go_with_the_strategies_that_nobody_names_any_more(tmp_path: Path) -> None:
+    file = opened(tmp_path)
+    old, new = stamp(NOW_S - 40 * DAY_S, boot_id="old"), stamp(NOW_S - DAY_S)
+    other = Strategy(prefill=SessionSpec(threads=1), decode=SessionSpec(threads=1))
+    file.append([decision(1, when=old, strategy=other), decision(2, when=new, strategy=STRATEGY)])
+    assert file.prune(stamp(NOW_S)) == 1
+    file.close()
+    assert [each.reason for each in kept_decisions(file.path)] == ["2"]
+    connection = sqlite3.connect(file.path)
+    assert connection.execute("SELECT strategy_id FROM strategies").fetchall() == [(STRATEGY.strategy_id,)]
+    assert connection.execute("SELECT boot_id FROM boots").fetchall() == [("boot-1",)]
+    connection.close()
 
 
 def test_a_file_that_is_larger_than_its_new_limit_shrinks(tmp_path: Path) -> None:

@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 
 from magnitude.feedback.record_file import RecordLimits
 from magnitude.feedback.record_store import (
+    FLUSH_DECISIONS_S,
     FLUSH_ROWS,
     FLUSH_S,
     MAX_WAITING,
@@ -21,7 +22,7 @@ from magnitude.feedback.record_store import (
     Pace,
     RecordStore,
 )
-from tests.feedback.record_samples import MovingClocks, numbers, row
+from tests.feedback.record_samples import MovingClocks, decision, numbers, row
 
 PLENTY = RecordLimits(reserve_bytes=0)
 
@@ -75,6 +76,82 @@ def test_an_idle_hour_writes_nothing(tmp_path: Path) -> None:
     assert store.flush()
     assert store.transactions == 1
     assert {path.name: path.stat().st_mtime_ns for path in tmp_path.iterdir()} == before
+    store.stop()
+
+
+def test_decisions_are_written_with_the_tasks_that_follow(tmp_path: Path) -> None:
+    clocks = MovingClocks()
+    store = started(tmp_path, clocks=clocks)
+    store.add_decision(decision(1))
+    clocks.passes(FLUSH_S)
+    with store._changed:
+        store._changed.notify_all()
+    assert [each.reason for each in asyncio.run(store.history(3600, 10)).decisions] == ["1"]
+    assert store.transactions == 0
+    store.add(row(2))
+    assert store.flush()
+    assert (store.transactions, store.committed) == (1, 2)
+    history = asyncio.run(store.history(3600, 10))
+    assert ([each.reason for each in history.decisions], numbers(history.tasks)) == (["1"], [2])
+    assert recent(store) == [2]
+    store.stop()
+
+
+def test_decisions_without_tasks_are_written_all_the_same(tmp_path: Path) -> None:
+    clocks = MovingClocks()
+    store = started(tmp_path, clocks=clocks)
+    store.add_decision(decision(1))
+    clocks.passes(FLUSH_DECISIONS_S)
+    with store._changed:
+        store._changed.notify_all()
+        assert store._changed.wait_for(lambda: store.committed == 1, 30)
+    store.stop()
+
+
+def test_the_history_ends_where_it_was_asked_to(tmp_path: Path) -> None:
+    clocks = MovingClocks()
+    store = started(tmp_path, clocks=clocks)
+    for number in range(6):
+        store.add(row(number, when=clocks.now()))
+        store.add_decision(decision(number, when=clocks.now()))
+        if number == 3:
+            store.flush()
+        clocks.passes(60.0)
+    history = asyncio.run(store.history(200.0, 100))
+    assert numbers(history.tasks) == [5, 4, 3]
+    assert [each.reason for each in history.decisions] == ["5", "4", "3"]
+    assert numbers(asyncio.run(store.history(200.0, 2)).tasks) == [5, 4]
+    store.stop()
+
+
+def test_a_board_decision_that_flaps_leaves_a_row_a_minute(tmp_path: Path) -> None:
+    clocks = MovingClocks()
+    store = started(tmp_path, clocks=clocks)
+    for _ in range(600):
+        store.add_decision(decision(when=clocks.now(), source="power", what="full to saving"))
+        store.add_decision(decision(when=clocks.now(), source="strategy", what="same"))
+        clocks.passes(1.0)
+    history = asyncio.run(store.history(3600, 10_000))
+    flapping = [each for each in history.decisions if each.source == "power"]
+    assert (len(flapping), flapping[0].repeats) == (10, 59)
+    assert len(history.decisions) == 610
+    store.stop()
+
+
+def test_whoever_reads_while_rows_are_written_sees_each_once(tmp_path: Path) -> None:
+    store = started(tmp_path)
+    seen = 0
+    for number in range(50):
+        store.add(row(number))
+        with store._changed:
+            store._flush = True  # written while this goes on
+            store._changed.notify_all()
+        found = recent(store, 1000)
+        assert found == list(range(number, -1, -1))
+        history = asyncio.run(store.history(3600, 1000))
+        assert numbers(history.tasks) == found
+        seen = asyncio.run(store.counts())["ok"]
+    assert seen == 50
     store.stop()
 
 

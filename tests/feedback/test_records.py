@@ -1,41 +1,50 @@
+import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from magnitude.feedback.records import FAILURES, OUTCOMES, RESTORED_TASKS, Feedback, TaskRecord, TaskRow, outcome_of
-from magnitude.feedback.running import BUCKET_GROWTH, RunningFigures
-from magnitude.feedback.situation import PlanFacts, Situation, Situations
+from magnitude.feedback.circumstances import ChosenBy, Circumstances, CircumstanceView, PlanFacts
+from magnitude.feedback.records import (
+    FAILURES,
+    OUTCOMES,
+    RESTORED_TASKS,
+    Feedback,
+    TaskRecord,
+    TaskRow,
+    outcome_of,
+    situation_of,
+)
+from magnitude.feedback.running import RunningFigures
 from magnitude.governor.memory_sight import MemorySight
-from tests.feedback.record_samples import PLAN, MovingClocks, row
+from magnitude.policy.ageing import BUCKET_GROWTH
+from magnitude.policy.situation import Heat
+from magnitude.policy.terms import BoardSeen
+from tests.feedback.record_samples import HOT, PLAN, STRATEGY, MovingClocks, row
 
 
-def test_recent_samples_outweigh_old_ones() -> None:
+def test_a_board_that_has_changed_forgets_how_it_was_however_many_tasks_that_were() -> None:
     figures = RunningFigures()
-    for _ in range(1000):
-        figures.add(1.0)
-    for _ in range(60):
-        figures.add(3.0)
+    for number in range(1000):
+        figures.add(1.0, number * 0.1)
+    for number in range(60):
+        figures.add(3.0, 100 + 3000 + number * 10)  # ten half-lives later
     assert figures.mean > 2.8
     assert figures.quantile(0.5) == pytest.approx(3.0, rel=BUCKET_GROWTH - 1)
 
 
-@given(st.lists(st.floats(0.002, 3000), min_size=1, max_size=200))
-def test_a_quantile_lies_between_the_smallest_and_a_bucket_above_the_largest(values: list[float]) -> None:
-    figures = RunningFigures()
-    for value in values:
-        figures.add(value)
-    for share in (0.05, 0.5, 0.95, 1.0):
-        assert min(values) <= figures.quantile(share) * (1 + 1e-9)
-        assert figures.quantile(share) <= max(values) * BUCKET_GROWTH * (1 + 1e-9)
-
-
-def test_memory_stays_bounded_over_very_many_tasks() -> None:
-    figures = RunningFigures()
-    for i in range(200_000):
-        figures.add(0.001 + (i % 1000) * 0.01)
-    assert len(figures._weights) < 240
-    # The series rises to 9.99; the memory is about twenty samples long.
-    assert figures.quantile(0.5) == pytest.approx(9.9, rel=0.1)
+def test_hot_and_cold_are_kept_apart_where_heat_is_known() -> None:
+    heats: list[Heat | None] = ["cool", "hot", None, None]
+    feedback = Feedback(heat=lambda: heats.pop(0))
+    for run_s in (1.0, 3.0, 9.0):
+        feedback.record(TaskRecord(kind="embed", model="m", outcome="ok", prefill_s=run_s))
+    feedback.record(TaskRecord(kind="embed", model="m", outcome="failed"))
+    found = feedback.figures_by_heat()
+    assert {name: (one.count, one.failed) for name, one in found.items()} == {
+        "embed m cool": (1, 0),
+        "embed m hot": (1, 0),
+    }
+    assert found["embed m hot"].run_p50_s == pytest.approx(3.0, rel=0.1)
+    assert feedback.figures()["embed m"].count == 4
 
 
 def test_failures_are_counted_and_do_not_bend_the_latency_picture() -> None:
@@ -123,24 +132,27 @@ def test_what_ended_well_keeps_its_outcome_whatever_the_code() -> None:
 def test_each_row_says_when_it_was_and_what_it_met() -> None:
     kept: list[TaskRow] = []
     clocks = MovingClocks()
-    met = Situation(queue_depth=4, plan=PLAN)
-    feedback = Feedback(situation=lambda model: met, keep=kept.append, clocks=clocks)
+    met = Circumstances(queue_depth=4, plan=PLAN)
+    feedback = Feedback(circumstances=lambda model, ran_s: met, keep=kept.append, clocks=clocks)
     clocks.passes(5.0)
     feedback.record(TaskRecord(kind="embed", model="m", outcome="ok"))
     assert kept[0].stamp == clocks.now()
-    assert kept[0].situation == met
+    assert kept[0].circumstances == met
 
 
-def test_the_situation_is_put_together_from_what_is_known_at_once() -> None:
-    situations = Situations(
+def test_circumstances_are_put_together_from_what_is_known_at_once() -> None:
+    view = CircumstanceView(
         plan=lambda model: PLAN if model == "m" else None,
         load=lambda: (2, 1),
         restarts=lambda: 3,
         engine_rss_bytes=lambda: 99,
         memory=lambda: MemorySight(room_bytes=5, limit_bytes=6),
         memory_step=lambda: "shrink_kv",
+        board=lambda: BoardSeen((0, 1, 2), 2, clock_share=0.8),
+        chosen=lambda model: ChosenBy(strategy=STRATEGY, situation=HOT, field_test="f", arm="on"),
+        throttled=lambda ran_s: ran_s > 5,
     )
-    assert situations.of("m") == Situation(
+    assert view.of("m", 6.0) == Circumstances(
         queue_depth=2,
         running=1,
         engine_restarts=3,
@@ -148,14 +160,30 @@ def test_the_situation_is_put_together_from_what_is_known_at_once() -> None:
         memory_headroom_bytes=5,
         memory_limit_bytes=6,
         memory_step="shrink_kv",
+        throttled=True,
+        clock_share=0.8,
+        cores=2,
+        field_test="f",
+        arm="on",
         plan=PLAN,
+        strategy=STRATEGY,
+        chosen=HOT,
     )
-    assert situations.of("other").plan is None
+    assert view.of("other").plan is None
 
 
 def test_a_plan_has_the_same_name_in_every_life_of_the_service() -> None:
-    assert PLAN.plan_id == "f4877a8f042b"
+    assert PLAN.plan_id == "2dab70c050cd"
     assert PlanFacts(model="m", model_hash="", graph_file="", threads=1, max_batch=1).plan_id != PLAN.plan_id
+
+
+def test_a_task_is_kept_with_the_situation_that_it_was_itself() -> None:
+    task = TaskRecord(kind="generate", model="m", outcome="ok", prompt_tokens=100, cached_tokens=40, batch=2.6)
+    assert situation_of(task, HOT) == msgspec.structs.replace(HOT, tokens=60, rows=3, prefix="part")
+    most = msgspec.structs.replace(task, cached_tokens=99)
+    assert situation_of(most, HOT).prefix == "most"
+    empty = TaskRecord(kind="infer", model="m", outcome="refused")
+    assert situation_of(empty, HOT) == msgspec.structs.replace(HOT, task="infer", tokens=1, rows=1, prefix="none")
 
 
 def plan_of(model: str) -> str:

@@ -11,8 +11,8 @@ import pytest
 from magnitude.engine.protocol import Embed, EmbedAndRank, Generate, InferTensors, SamplerSettings, Tensor
 from magnitude.errors import EngineError
 from magnitude.feedback.bundles import FailedRequest, FailureBundle, Victim, shape_of
+from magnitude.feedback.circumstances import Circumstances
 from magnitude.feedback.replay import Attempt, attempt, models_of, requests_of, same_way
-from magnitude.feedback.situation import Situation
 from magnitude.supervise.engine_process import EngineProcess, OnExit
 from magnitude.supervise.loss import EngineLoss
 from tests.feedback.failure_samples import MODEL, SERVED
@@ -49,7 +49,7 @@ def generation(*prompt: int, request_id: int = 40, max_new_tokens: int = 3) -> G
 
 
 def bundle(*requests: FailedRequest, loss: EngineLoss = LEFT, **fields: Any) -> FailureBundle:
-    values: dict[str, Any] = {"models": [SERVED], "step_deadline_s": 60.0, "situation": Situation(), **fields}
+    values: dict[str, Any] = {"models": [SERVED], "step_deadline_s": 60.0, "circumstances": Circumstances(), **fields}
     return FailureBundle(
         bundle_id="000001-left", stamp=stamp(), loss=loss, versions={}, requests=list(requests), **values
     )

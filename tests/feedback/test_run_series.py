@@ -1,6 +1,9 @@
+import pytest
+
 from magnitude.engine.protocol import StepGroup, StepKind, Steps
 from magnitude.feedback.metrics import Metrics
 from magnitude.feedback.run_series import MAX_SHAPES, RunSeries, RunTimes
+from magnitude.feedback.running import HALF_LIFE_S
 
 
 def report(*, rows: int = 1, runs: int = 10, total_s: float = 0.1, model: str = "m") -> Steps:
@@ -9,9 +12,11 @@ def report(*, rows: int = 1, runs: int = 10, total_s: float = 0.1, model: str = 
 
 
 def test_runs_of_one_shape_are_one_series_with_a_moving_mean() -> None:
-    series = RunSeries()
+    now_s = 0.0
+    series = RunSeries(lambda: now_s)
     for _ in range(200):
         series.add(report(total_s=0.1))
+    now_s = 12 * HALF_LIFE_S
     for _ in range(200):
         series.add(report(total_s=0.3))
     series.add(report(rows=4, total_s=0.5))
@@ -19,6 +24,15 @@ def test_runs_of_one_shape_are_one_series_with_a_moving_mean() -> None:
     assert (one.rows, one.runs, four.rows, four.runs) == (1, 4000, 4, 10)
     assert abs(one.mean_s - 0.03) < 0.001  # the cold runs are forgotten
     assert abs(four.mean_s - 0.05) < 1e-9
+
+
+def test_a_report_counts_as_often_as_there_were_runs_in_it() -> None:
+    series = RunSeries(lambda: 0.0)
+    series.add(report(runs=99, total_s=0.99))
+    series.add(report(runs=1, total_s=1.0))
+    (figures,) = series.figures()
+    assert figures.mean_s == pytest.approx(0.0199)
+    assert figures.p95_s < 0.012
 
 
 def test_the_number_of_shapes_is_bounded() -> None:

@@ -62,7 +62,7 @@ def test_the_newest_come_first_whether_they_are_written_or_not(service: InProces
     body: dict[str, Any] = reply.json()
     assert body["counts"] == {"ok": 2, "killed": 1, "cancelled": 1, "refused": 1}
     assert body["persistence"] == "on"
-    assert body["data"][0]["situation"]["plan"]["threads"] == 4
+    assert body["data"][0]["circumstances"]["plan"]["threads"] == 4
 
 
 def test_some_can_be_picked_by_outcome_and_number(service: InProcess) -> None:

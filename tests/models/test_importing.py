@@ -29,6 +29,8 @@ PORTABLE = {
     "model.onnx.data",
     "serving.onnx",
     "fallback.onnx",
+    "separate.onnx",
+    "separate-mlp.onnx",
     "tokenizer.json",
     "tokenizer_config.json",
     "special_tokens_map.json",

@@ -76,8 +76,9 @@ def test_one_stall_of_the_machine_decides_nothing() -> None:
 @settings(max_examples=40, deadline=None)
 @given(st.integers(0, 100_000), st.sampled_from([0.02, 0.1, 0.17]))
 def test_equal_choices_hardly_ever_win(seed: int, noise: float) -> None:
+    """One in some thousand does: it has to pass four standard errors in one of fifty looks."""
     won = sum(fought(duel(), 1.0, noise, 100, seed=seed + turn).verdict() == "won" for turn in range(20))
-    assert won == 0
+    assert won <= 1
 
 
 @settings(max_examples=40, deadline=None)

@@ -13,7 +13,11 @@ from sample_plans import encoder_plan
 
 from magnitude.engine.protocol import SamplerSettings
 from magnitude.errors import EngineError, EngineNotReady, ModelNotFound, Overloaded, RequestError
+from magnitude.feedback.records import TaskRecord
+from magnitude.policy.strategy import Strategy
 from magnitude.schedule.inference import Deadline
+from magnitude.schedule.plan import ModelPlan
+from magnitude.schedule.planned_strategy import planned_strategy
 from magnitude.supervise.engine_process import EngineProcess, OnExit
 from magnitude.supervise.lifecycle import Begin, Exited, Phase, Tick
 
@@ -63,6 +67,58 @@ def test_fewer_generations_at_once_are_let_in_while_a_limit_holds() -> None:
         running = [await house.dispatcher.generate(task([1, 2], limit=1000)) for _ in range(2)]
         assert (house.dispatcher.running, house.dispatcher.waiting) == (1, 1)
         house.dispatcher.limit_generations(None)
+        assert (house.dispatcher.running, house.dispatcher.waiting) == (2, 0)
+        for generation in running:
+            generation.cancel("test")
+
+    House([plan("m")]).play(scenario)
+
+
+def test_a_request_runs_by_the_strategy_that_is_chosen_for_it() -> None:
+    async def scenario(house: House) -> None:
+        await house.until(lambda: house.supervisor.lifecycle.phase is Phase.UP)
+        asked: list[tuple[str, int, int]] = []
+        records: list[TaskRecord] = []
+        chosen = msgspec.structs.replace(planned_strategy(house.dispatcher.plan("m")), prefill_chunk=3, max_draft=5)
+
+        def strategy_for(plan: ModelPlan, tokens: int, cached_tokens: int) -> Strategy:
+            asked.append((plan.description.name, tokens, cached_tokens))
+            return chosen
+
+        house.dispatcher.strategy_for = strategy_for
+        house.dispatcher.on_task = records.append
+        generation = await house.dispatcher.generate(task([1, 2, 3]))
+        message = generation.first_message()
+        assert (message.prefill_chunk, message.max_draft) == (3, 0)  # drafts only where they are exact
+        while (await generation.next()).reason is None:
+            pass
+        assert asked == [("m", 3, 0)]
+        assert [record.strategy for record in records] == [chosen.strategy_id]
+
+    House([plan("m")]).play(scenario)
+
+
+def test_where_nobody_chooses_tasks_are_run_as_planned_and_say_so() -> None:
+    async def scenario(house: House) -> None:
+        await house.until(lambda: house.supervisor.lifecycle.phase is Phase.UP)
+        records: list[TaskRecord] = []
+        house.dispatcher.on_task = records.append
+        await read(house, [1, 2])
+        await house.dispatcher.embed("e", [[1, 2]], [], request_key="r")
+        plans = [house.dispatcher.plan(name) for name in ("m", "e")]
+        assert [record.strategy for record in records] == [planned_strategy(each).strategy_id for each in plans]
+
+    House([plan("m"), encoder_plan("e")]).play(scenario)
+
+
+def test_compute_slots_can_be_set_while_it_runs_within_what_was_planned() -> None:
+    async def scenario(house: House) -> None:
+        await house.until(lambda: house.supervisor.lifecycle.phase is Phase.UP)
+        house.dispatcher.set_compute_slots("m", 1)
+        running = [await house.dispatcher.generate(task([1, 2], limit=1000)) for _ in range(2)]
+        assert (house.dispatcher.running, house.dispatcher.waiting) == (1, 1)
+        house.dispatcher.set_compute_slots("m", 9)
+        assert house.dispatcher.plan("m").compute_slots == 2
         assert (house.dispatcher.running, house.dispatcher.waiting) == (2, 0)
         for generation in running:
             generation.cancel("test")

@@ -421,6 +421,33 @@ def test_a_model_that_has_no_room_only_now_is_refused_for_now_and_served_when_th
     house.play(scenario)
 
 
+def test_further_sessions_are_given_back_with_the_caches_and_count_as_planned_memory() -> None:
+    house = House(plan("m"))
+
+    async def scenario() -> None:
+        before = house.relief.engine_bytes()
+        house.relief.session_bytes = lambda: 7
+        house.relief.drop_sessions = lambda: house.said.append("sessions")
+        assert house.relief.engine_bytes() == before + 7
+        house.relief.trim()
+        await house.settle()
+        assert sorted(house.said) == ["caches", "sessions"]
+
+    house.play(scenario)
+
+
+def test_models_are_taken_for_what_is_in_memory_and_the_largest_that_may_come() -> None:
+    plans = [plan("m"), plan("small", "on_demand", slots=2), plan("large", "on_demand", slots=8)]
+    house = House(*plans)
+
+    async def scenario() -> None:
+        needs = {each.description.name: need_of(each).total_bytes for each in plans}
+        assert house.relief.models_bytes() == needs["m"] + needs["large"]
+        assert house.relief.account_bytes == account_bytes(FREE_BYTES)
+
+    house.play(scenario)
+
+
 def test_models_never_get_more_than_the_plans_were_made_for() -> None:
     house = House(plan("m"))
     told: list[int] = []

@@ -8,12 +8,13 @@ import pytest
 
 from magnitude.board.profiles import load_profile
 from magnitude.board.sim.board import SimulatedBoard
+from magnitude.board.workload import Pool
 from magnitude.errors import ConfigError
 from magnitude.governor.thermal_terms import Phase
 from magnitude.simulate.agents import Agents
 from magnitude.simulate.load import FOLDER, load_names, read_load
 
-THREADS: dict[Phase, int] = {"idle": 1, "prefill": 4, "decode": 4, "mixed": 4}
+POOLS: dict[Phase, Pool] = dict.fromkeys(("idle", "prefill", "decode", "mixed"), Pool(4))
 
 
 def phases_of(name: str, seconds: float) -> dict[Phase, float]:
@@ -22,7 +23,7 @@ def phases_of(name: str, seconds: float) -> dict[Phase, float]:
     spent: dict[Phase, float] = {"idle": 0.0, "prefill": 0.0, "decode": 0.0, "mixed": 0.0}
     while board.now_s < seconds:
         agents.wake(board.now_s)
-        work = agents.work(THREADS)
+        work = agents.work(POOLS)
         step_s = min(1.0, max(1e-3, agents.next_event_s(board.now_s, board.load_now(work), work.duty)))
         agents.advance(board.now_s + step_s, board.advance(step_s, work))
         spent[work.phase] += step_s

@@ -32,6 +32,7 @@ def test_a_chip_under_lasting_load_is_kept_below_the_firmwares_limit_by_its_cloc
     assert board.board.temp_c < board.profile.trips.soft_c
     assert board.watch.thermal_state().caps_khz == {"policy0": board.cap_khz()}
     assert any(text.startswith("clocks: policy0") for text in board.decided("caps"))
+    assert board.watch.throttled
 
 
 def test_where_clocks_cannot_be_written_the_engine_pauses_instead(tmp_path: Path) -> None:
@@ -80,6 +81,7 @@ def test_policies_that_may_not_be_written_are_asked_for_once(tmp_path: Path) -> 
     board.eyes.change = locked
     board.pass_s(30)
     assert board.asked == [["policy0"]]
+    assert board.watch.throttled is False
 
 
 def test_a_stop_gives_the_clocks_back_and_nothing_is_written_after_it(tmp_path: Path) -> None:
@@ -147,6 +149,42 @@ def test_of_the_limits_of_heat_and_supply_the_lower_one_holds(tmp_path: Path) ->
     board.watch.tune(ThermalSettings(enabled=False), PowerSettings())
     board.watch.look()
     assert board.cap_khz() == 1_600_000
+
+
+def test_clocks_of_rest_are_told_apart_from_those_of_work(tmp_path: Path) -> None:
+    board = WatchedBoard(tmp_path)
+    board.pass_s(30)
+    resting = board.watch.in_force()
+    assert resting.asked_khz == {"policy0": LOWEST_KHZ}
+    assert resting.working_khz == {"policy0": None}
+    assert (resting.heat, resting.tier, resting.smaller) == ("cool", "full", False)
+
+
+def test_what_heat_and_supply_hold_the_board_to_is_told(tmp_path: Path) -> None:
+    board = WatchedBoard(tmp_path, start_c=84.0)
+    looks: list[int] = []
+    board.watch.on_look = lambda: looks.append(1)
+    board.eyes.change = on_battery(20.0)
+    board.busy()
+    board.pass_s(3)
+    now = board.watch.in_force()
+    assert (now.tier, now.smaller) == ("saving", True)
+    assert now.working_khz == {"policy0": LOWEST_KHZ}
+    assert board.watch.snapshot is not None
+    assert len(looks) == 3
+
+
+def test_whoever_fails_after_a_look_does_not_end_the_looking(tmp_path: Path) -> None:
+    board = WatchedBoard(tmp_path)
+    looks: list[int] = []
+
+    def fails() -> None:
+        looks.append(1)
+        raise ZeroDivisionError
+
+    board.watch.on_look = fails
+    board.pass_s(3)
+    assert len(looks) == 3
 
 
 def test_a_supply_that_is_not_to_be_governed_limits_nothing(tmp_path: Path) -> None:

@@ -38,3 +38,11 @@ def test_each_is_a_line_of_the_log_with_its_reason(caplog: pytest.LogCaptureFixt
     (record,) = caplog.records
     assert record.getMessage() == "thermal: warm to hot"
     assert record.__dict__["fields"]["reason"] == "85.0 °C"
+
+
+def test_what_happens_between_any_two_requests_is_not_told_to_be_kept() -> None:
+    told: list[Decision] = []
+    decisions = DecisionLog(lambda: 0.0, told.append)
+    decisions.add(HOT, level=logging.DEBUG)
+    decisions.add(TIER)
+    assert told == [TIER]

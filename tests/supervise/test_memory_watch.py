@@ -82,6 +82,7 @@ class Board:
             },
         )
         self.done = Done()
+        self.told: list[str] = []
         self.now_s = 0.0
         self.figures = EngineFigures(pid=ENGINE, planned_bytes=400_000_000, runs=0)
         self.watch = MemoryWatch(
@@ -90,6 +91,7 @@ class Board:
             engine=lambda: self.figures,
             roots=self.roots,
             environ={},
+            told=lambda step, what, reason: self.told.append(step),
             clock=lambda: self.now_s,
         )
 
@@ -119,6 +121,8 @@ def test_the_steps_come_in_order_and_are_shown_with_their_figures(tmp_path: Path
     assert state.memory_limit == str(tmp_path / G)
     assert "900 MB of 1000 MB (90 %" in state.last_steps[0].reason
     assert state.steps["recycle"] == 1
+    assert board.told[:2] == ["trim", "shrink_kv"]
+    assert board.told.count("recycle") == 1
     assert state.thresholds_percent["recycle"] == 89
     assert board.watch.step_text() == "recycle (90 %)"
     board.use(50)

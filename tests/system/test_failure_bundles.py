@@ -95,7 +95,7 @@ def test_a_crash_leaves_a_bundle_that_can_be_tried_again_and_shared(
     assert replayed.stdout.count("the engine lived, 40 tokens were generated") == 2
     records = json.loads(verb(home, "records", "--json").stdout)
     assert records["counts"] == {"ok": 1}
-    assert records["data"][0]["situation"]["engine_restarts"] == 1
+    assert records["data"][0]["circumstances"]["engine_restarts"] == 1
 
     archive_path = tmp_path / "support.tar.gz"
     assert verb(home, "support", "--output", str(archive_path)).returncode == 0

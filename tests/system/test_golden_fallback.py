@@ -14,7 +14,8 @@ from onnx import helper
 from started_service import RunningService
 
 from magnitude.models.catalogue import open_folder
-from magnitude.models.golden import GOLDEN_FILE, read_golden, write_golden
+from magnitude.models.golden import read_golden, write_golden
+from magnitude.models.golden_texts import GOLDEN_FILE
 from magnitude.models.integrity import file_entry
 from magnitude.models.manifest import read_manifest, write_manifest
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 from collections.abc import Collection, Iterable
 from pathlib import Path
@@ -65,6 +66,15 @@ class CpuSnapshot(msgspec.Struct, frozen=True, kw_only=True):
     threads: int
 
 
+class EngineCpus(msgspec.Struct, frozen=True, kw_only=True):
+    """What the engine may use now: `cores` by number, the fastest first, `big` of them of the fastest kind, and
+    `usable` at once under its quota."""
+
+    cores: tuple[int, ...] = ()
+    big: int = 0
+    usable: int = 1
+
+
 def parse_cpu_list(text: str) -> tuple[int, ...]:
     """CPUs in the kernel's list notation, `0-3,6`. Parts that do not parse are left out."""
     cpus: set[int] = set()
@@ -75,11 +85,12 @@ def parse_cpu_list(text: str) -> tuple[int, ...]:
     return tuple(sorted(cpus))
 
 
-def cpu_quota(roots: HostRoots | None = None) -> float | None:
-    """The tightest CPU bandwidth limit of this process's groups, in CPUs; None without one."""
+def cpu_quota(roots: HostRoots | None = None, pid: int | None = None) -> float | None:
+    """The tightest CPU bandwidth limit of the groups of this process, or of process `pid`, in CPUs; None without
+    one."""
     roots = roots or HostRoots()
     quotas: list[float] = []
-    for chain in chains(roots, "cpu"):
+    for chain in chains(roots, "cpu", pid):
         for folder in chain.folders:
             quota = _quota_v2(folder) if chain.version == 2 else _quota_v1(folder)
             if quota is not None:
@@ -108,6 +119,29 @@ def usable_threads(cpus: int, quota_cpus: float | None) -> int:
     for the others makes the whole graph wait.
     """
     return max(1, min(cpus, int(quota_cpus)) if quota_cpus is not None else cpus)
+
+
+def thread_affinity(roots: HostRoots, pid: int | None = None) -> frozenset[int]:
+    """The CPUs on which any thread of this process, or of process `pid`, may run. Threads of a pool can be bound to
+    some of what the process has; what all have together is that. Empty when the process is gone."""
+    cpus: set[int] = set()
+    try:
+        for task in (roots.proc / str(pid or "self") / "task").iterdir():
+            with contextlib.suppress(OSError, ValueError):  # it has just ended
+                cpus |= os.sched_getaffinity(int(task.name))
+    except OSError:
+        return frozenset()
+    return frozenset(cpus)
+
+
+def engine_cpus(board: Topology, allowed: Collection[int], quota_cpus: float | None) -> EngineCpus:
+    """The online ones of `allowed`, by speed."""
+    groups = [tuple(cpu for cpu in cluster.cpus if cpu in allowed) for cluster in board.clusters]
+    groups = [group for group in groups if group]
+    cores = tuple(cpu for group in groups for cpu in group)
+    return EngineCpus(
+        cores=cores, big=len(groups[0]) if groups else 0, usable=usable_threads(max(1, len(cores)), quota_cpus)
+    )
 
 
 def topology(roots: HostRoots | None = None) -> Topology:

@@ -38,9 +38,9 @@ class Sampler:
     """`latest` never waits. `on_snapshot` is called from the sampler's thread, for each new one.
 
     `period_s` is the time between two looks while something moves (0.1 s at least; raises `ConfigError`). `units`
-    override what zones count in, by name; `affinity` are the CPUs that this process may run on, `vcgencmd` is the
-    command that asks a Raspberry Pi's firmware (see `Sources`), `files` how sensors are opened. Use either `start` or
-    `read`, not both at once.
+    override what zones count in, by name; `affinity` are the CPUs that this process may run on, `engine_pid` tells
+    which process the engine is, `vcgencmd` is the command that asks a Raspberry Pi's firmware (see `Sources`), and
+    `files` is how sensors are opened. Use either `start` or `read`, not both at once.
     """
 
     def __init__(
@@ -52,6 +52,7 @@ class Sampler:
         period_s: float = FAST_S,
         units: Mapping[str, Unit] | None = None,
         affinity: Collection[int] | None = None,
+        engine_pid: Callable[[], int | None] = lambda: None,
         vcgencmd: tuple[str, ...] | None = None,
         limit_s: float = LIMIT_S,
         files: Callable[[Path], KernelFile] = KernelFile,
@@ -61,7 +62,14 @@ class Sampler:
         self._board = profile.name
         self._rate = SamplingRate(period_s)
         self._find: Callable[[], Sources] = functools.partial(
-            Sources, roots, profile, units=units, affinity=affinity, vcgencmd=vcgencmd, files=files
+            Sources,
+            roots,
+            profile,
+            units=units,
+            affinity=affinity,
+            engine_pid=engine_pid,
+            vcgencmd=vcgencmd,
+            files=files,
         )
         self._reads = BoundedReads(limit_s=limit_s, alone=SLOW | {LISTING}, clock=clock)
         self._sources: Sources | None = None

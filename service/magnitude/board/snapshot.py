@@ -10,6 +10,7 @@ from typing import Literal
 
 import msgspec
 
+from magnitude.board.cpu import EngineCpus
 from magnitude.board.memory_reading import MemoryReading
 
 SensorKind = Literal["cpu", "gpu", "npu", "case", "battery", "other"]
@@ -96,13 +97,15 @@ class Snapshot(msgspec.Struct, frozen=True, kw_only=True):
 
     `hottest_c` is the warmest fresh sensor at the processor: what limits go by. `fused_c` weighs processor, graphics
     and case or battery: what the board as a whole is like. Both are None when no such sensor has answered lately.
-    `online` are the CPUs that run; `usable_threads` of them this process may use at once.
+    `online` are the CPUs that run; `usable_threads` of them this process may use at once. `engine` is what the engine
+    may, as it is now.
     """
 
     at_s: float
     board: str = ""
     online: tuple[int, ...] = ()
     usable_threads: int = 1
+    engine: EngineCpus = EngineCpus()
     temps: tuple[TempSensor, ...] = ()
     hottest_c: float | None = None
     fused_c: float | None = None

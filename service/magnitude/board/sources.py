@@ -12,7 +12,16 @@ import msgspec
 
 from magnitude.board.bounded_reads import Result
 from magnitude.board.clocks import PolicyReader, find_policies
-from magnitude.board.cpu import compute_cpus, cpu_quota, topology, usable_threads
+from magnitude.board.cpu import (
+    EngineCpus,
+    Topology,
+    compute_cpus,
+    cpu_quota,
+    engine_cpus,
+    thread_affinity,
+    topology,
+    usable_threads,
+)
 from magnitude.board.devices import DeviceReader, find_devices
 from magnitude.board.fan import FanReader, find_fans
 from magnitude.board.firmware import COMMAND, MAILBOX, FirmwareReader, throttled_files
@@ -56,15 +65,25 @@ FANS_S = 2.0
 POWER_S = 5.0
 # What events tell of at once (hotplug), in case that there are none.
 CPUS_S = 10.0
+# Quotas and masks change without an event. A few small files and a system call for each thread of the engine; who
+# chooses threads by them wants to know within seconds.
+ALLOWANCE_S = 2.0
 # Slow by nature, so nobody waits for them from the start.
 SLOW = frozenset({"firmware", "power"})
 
 
 class Cpus(msgspec.Struct, frozen=True):
-    """What this process may use."""
+    """What this process may use of the CPUs that run."""
 
-    online: tuple[int, ...] = ()
+    board: Topology = Topology(online=(), clusters=())
     usable_threads: int = 1
+
+
+class Allowance(msgspec.Struct, frozen=True):
+    """What the engine may use; `cpus` None: all that run."""
+
+    cpus: frozenset[int] | None = None
+    quota_cpus: float | None = None
 
 
 class Reader(Protocol):
@@ -80,7 +99,8 @@ class Sources:
     """One board, as enumerated once. Make a new one when devices have come or gone; `carry` keeps what is known.
 
     `affinity` are the CPUs that this process may run on, None: asked from the kernel on this machine's own roots, all
-    that are online on others. `vcgencmd` is the command that asks a Raspberry Pi's firmware, None: the usual one on
+    that are online on others. `engine_pid` says which process the engine is (None: there is none, and it will be
+    allowed what this one is). `vcgencmd` is the command that asks a Raspberry Pi's firmware, None: the usual one on
     this machine's own roots, none on others.
     """
 
@@ -91,10 +111,12 @@ class Sources:
         *,
         units: Mapping[str, Unit] | None = None,
         affinity: Collection[int] | None = None,
+        engine_pid: Callable[[], int | None] = lambda: None,
         vcgencmd: tuple[str, ...] | None = None,
         files: Callable[[Path], KernelFile] = KernelFile,
     ) -> None:
         self._roots = roots
+        self._engine_pid = engine_pid
         self._affinity = affinity
         own = roots.sys == HostRoots().sys
         self._ask_affinity = affinity is None and own
@@ -111,6 +133,8 @@ class Sources:
         self._said = Firmware()
         self._fed = Power()
         self._cpus = Cpus()
+        self._allowed: Allowance | None = None
+        self._engine = EngineCpus()
         self._by_key = {sensor.key: sensor for sensor in self.sensors}
         self._zones = {
             kind: [s for s in self.sensors if (s.place, s.kind) == ("zone", kind)] for kind in SENSOR_PERIODS_S
@@ -171,8 +195,9 @@ class Sources:
         return Snapshot(
             at_s=now_s,
             board=self._board,
-            online=self._cpus.online,
+            online=self._cpus.board.online,
             usable_threads=self._cpus.usable_threads,
+            engine=self._engine,
             temps=temps,
             hottest_c=hottest(by_kind),
             fused_c=fused(by_kind),
@@ -194,6 +219,7 @@ class Sources:
         self._clocked = {key: old._clocked[key] for key in (r.key for r in self.devices) if key in old._clocked}
         self._blowing = {key: old._blowing[key] for key in (r.key for r in self.fans) if key in old._blowing}
         self._said, self._fed, self._cpus = old._said, old._fed, old._cpus
+        self._allowed, self._engine = old._allowed, old._engine
 
     def close(self) -> None:
         """Readers that are stuck in another thread keep their file; it goes with them."""
@@ -211,7 +237,7 @@ class Sources:
             | {reader.key: CLOCKS_S for reader in self.policies}
             | {reader.key: DEVICES_S for reader in self.devices}
             | {reader.key: FANS_S for reader in self.fans}
-            | {"power": POWER_S, "cpus": CPUS_S}
+            | {"power": POWER_S, "cpus": CPUS_S, "allowance": ALLOWANCE_S}
             | ({"firmware": FIRMWARE_S} if self.firmware is not None else {})
         )
 
@@ -220,7 +246,7 @@ class Sources:
         reads |= {reader.key: reader.read for reader in self.policies}
         reads |= {reader.key: reader.read for reader in self.devices}
         reads |= {reader.key: reader.read for reader in self.fans}
-        reads |= {"power": self.power.read, "cpus": self._read_cpus}
+        reads |= {"power": self.power.read, "cpus": self._read_cpus, "allowance": self._read_allowance}
         if self.firmware is not None:
             reads["firmware"] = self.firmware.read
         return reads
@@ -253,6 +279,16 @@ class Sources:
                 self._fed = value
             case Cpus():
                 self._cpus = value
+                self._see_engine()
+            case Allowance():
+                self._allowed = value
+                self._see_engine()
+
+    def _see_engine(self) -> None:
+        if self._allowed is not None and self._cpus.board.online:
+            board, allowed = self._cpus.board, self._allowed
+            cpus = board.online if allowed.cpus is None else allowed.cpus
+            self._engine = engine_cpus(board, cpus, allowed.quota_cpus)
 
     def _read_cpus(self) -> Cpus:
         board = topology(self._roots)
@@ -262,7 +298,17 @@ class Sources:
         elif self._affinity is not None:
             allowed = self._affinity
         usable = usable_threads(len(compute_cpus(board, allowed)), cpu_quota(self._roots))
-        return Cpus(board.online, usable)
+        return Cpus(board, usable)
+
+    def _read_allowance(self) -> Allowance:
+        pid = self._engine_pid()
+        if not self._ask_affinity:
+            cpus = frozenset(self._affinity) if self._affinity is not None else None
+            return Allowance(cpus, cpu_quota(self._roots, pid))
+        cpus = thread_affinity(self._roots, pid)
+        if cpus:
+            return Allowance(cpus, cpu_quota(self._roots, pid))
+        return Allowance(frozenset(os.sched_getaffinity(0)), cpu_quota(self._roots))  # it has just ended
 
 
 def _answers(zone: Sensor, now_s: float) -> bool:

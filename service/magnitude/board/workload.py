@@ -32,13 +32,24 @@ class ModelCost(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     past_tokens: int = 0
 
 
+class Pool(msgspec.Struct, frozen=True, gc=False):
+    """Threads of one session, and the CPUs that they may run on (empty: all). They take the fastest of these first;
+    threads beyond their number share them, and count for nothing."""
+
+    threads: int
+    cpus: tuple[int, ...] = ()
+
+
 class Work(msgspec.Struct, frozen=True, kw_only=True, gc=False):
-    """What runs for a while. `rows` sequences decode together, on `threads` cores, the fastest first; `duty` is the
-    share of the time in which anything runs (pauses between steps are short against a second). Mixed: after each
-    decode step `piece_tokens` of a prompt are read in. `model` may be missing only when idle."""
+    """What runs for a while. `rows` sequences decode together, on `threads` cores of `cpus` (empty: of all), the
+    fastest first; `duty` is the share of the time in which anything runs (pauses between steps are short against a
+    second). Mixed: after each decode step `piece_tokens` of a prompt are read in; where decode steps have a pool of
+    their own, it is `answers`. `model` may be missing only when idle."""
 
     phase: Phase
     threads: int
+    cpus: tuple[int, ...] = ()
+    answers: Pool | None = None
     rows: int = 1
     duty: float = 1.0
     model: ModelCost | None = None
@@ -86,13 +97,15 @@ class Load(msgspec.Struct, frozen=True, kw_only=True, gc=False):
 IDLE = Load(prefill_tokens_s=0.0, decode_tokens_s=0.0, inter_token_s=None, computing_share=0.0, memory_gb_s=0.0)
 
 
-def placed(profile: BoardProfile, threads: int) -> tuple[int, ...]:
-    """How many cores of each cluster `threads` threads take: the fastest clusters are filled first."""
+def placed(profile: BoardProfile, threads: int, cpus: tuple[int, ...] = ()) -> tuple[int, ...]:
+    """How many cores of each cluster `threads` threads take that may run on `cpus` (empty: on all): the fastest
+    clusters are filled first."""
     order = sorted(range(len(profile.clusters)), key=lambda index: -profile.clusters[index].capacity)
     cores = [0] * len(profile.clusters)
     left = max(1, threads)
     for index in order:
-        cores[index] = min(left, len(profile.clusters[index].cpus))
+        allowed = sum(not cpus or cpu in cpus for cpu in profile.clusters[index].cpus)
+        cores[index] = min(left, allowed)
         left -= cores[index]
     return tuple(cores)
 
@@ -134,6 +147,20 @@ def load_of(profile: BoardProfile, used: Sequence[CoreUse], work: Work) -> Load:
         inter_token_s=cycle_s,
         computing_share=(min(computing_s, step_s) + piece_s) / cycle_s,
         memory_gb_s=step_bytes / cycle_s / 1e9,
+    )
+
+
+def in_turn(answers: Load, prompts: Load, work: Work) -> Load:
+    """The mixed phase where decode steps and pieces of prompts run on different cores, each as it does alone."""
+    step_s = answers.inter_token_s or 0.0
+    cycle_s = step_s + work.piece_tokens / prompts.prefill_tokens_s
+    step_share = step_s / cycle_s
+    return Load(
+        prefill_tokens_s=work.piece_tokens / cycle_s,
+        decode_tokens_s=answers.decode_tokens_s * step_share,
+        inter_token_s=cycle_s,
+        computing_share=answers.computing_share * step_share + prompts.computing_share * (1.0 - step_share),
+        memory_gb_s=answers.memory_gb_s * step_share,
     )
 
 

@@ -96,7 +96,7 @@ def _show(bundle: FailureBundle) -> None:
             f"model {facts.model}: {facts.graph_file}, {facts.threads} threads, "
             f"batch {facts.max_batch}, {model.slots} slots of {facts.context_tokens} {facts.kv_type or '-'}"
         )
-    memory = bundle.situation.memory_headroom_bytes
+    memory = bundle.circumstances.memory_headroom_bytes
     if memory is not None:
         console.print(f"memory left afterwards: {size(memory)}")
     if bundle.series:

@@ -16,6 +16,8 @@ from magnitude.errors import RequestError
 if TYPE_CHECKING:
     from magnitude.models.adapters import AdapterDescription
     from magnitude.models.description import ModelDescription
+    from magnitude.models.manifest import Manifest
+    from magnitude.models.tolerance import Tolerance
 
 
 class Bits(StrEnum):
@@ -56,11 +58,32 @@ def import_source(
             show_default=False,
         ),
     ] = None,
+    variant_of: Annotated[
+        str | None,
+        typer.Option(
+            "--variant-of",
+            metavar="MODEL",
+            help="SOURCE is this imported model in another precision: the service chooses between them.",
+            show_default=False,
+        ),
+    ] = None,
+    max_kl: Annotated[
+        float | None,
+        typer.Option("--max-kl", min=0.0, help="Most nats that a variant may differ from its model by."),
+    ] = None,
+    min_top1: Annotated[
+        float | None,
+        typer.Option("--min-top1", min=0.0, max=1.0, help="Least share of top tokens that they must have in common."),
+    ] = None,
+    min_cosine: Annotated[
+        float | None,
+        typer.Option("--min-cosine", min=-1.0, max=1.0, help="Of an encoder: least cosine of their vectors."),
+    ] = None,
     folder: ModelsFolderOption = None,
     config: ConfigOption = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Import a model, or a LoRA adapter: convert it, check it, and put it into the models folder.
+    """Import a model, a variant of one, or a LoRA adapter: convert it, check it, and put it into the models folder.
 
     A failed import leaves nothing behind.
     """
@@ -94,7 +117,8 @@ def import_source(
 
         made: AdapterDescription | ModelDescription
         if adapter_for is not None:
-            refuse_options(bits=bits, kv=kv, lora=lora)
+            tolerances = {"--max-kl": max_kl, "--min-top1": min_top1, "--min-cosine": min_cosine}
+            refuse_options(bits=bits, kv=kv, lora=lora, variant_of=variant_of, **tolerances)
             made = import_adapter(source, open_folder(find(place, adapter_for)), name=name, progress=show)
         else:
             made = import_model(
@@ -103,6 +127,8 @@ def import_source(
                 bits=None if bits is None else cast(Literal[4, 8, 16], int(bits)),
                 kv=kv.value,
                 lora=lora,
+                variant_of=None if variant_of is None else open_folder(find(place, variant_of)),
+                tolerance=stated_tolerance(max_kl, min_top1, min_cosine),
                 models_folder=place,
                 progress=show,
             )
@@ -135,14 +161,48 @@ def print_model(model: ModelDescription, *, asked: Bits | None, took_s: float) -
             typer.echo(
                 f"{kept} of {len(manifest.quantisation.groups)} groups of tensors keep the blocks they came in"
             )
+    if manifest.variant_of:
+        print_variant(manifest)
     for note in manifest.notes:
         typer.echo(f"note: {note}")
 
 
-def refuse_options(*, bits: Bits | None, kv: Kv, lora: bool) -> None:
+def print_variant(manifest: Manifest) -> None:
+    """How near the variant is to its parent, and what that means."""
+    for entry in manifest.verification:
+        if entry.reference.startswith(f"{manifest.variant_of} ("):
+            figures = (("top-1", entry.top1_agreement), ("KL", entry.kl_nats), ("lowest cosine", entry.cosine))
+            shown = ", ".join(f"{name} {figure:.4f}" for name, figure in figures if figure is not None)
+            typer.echo(f"{entry.graph}: {shown}, against {entry.reference}")
+    if manifest.outside:
+        typer.echo(
+            f"note: it is outside the tolerance of {manifest.variant_of} and never chosen by itself: "
+            f"{manifest.outside}"
+        )
+    else:
+        typer.echo(f"within the tolerance: requests for {manifest.variant_of} may be answered by it")
+
+
+def stated_tolerance(max_kl: float | None, min_top1: float | None, min_cosine: float | None) -> Tolerance | None:
+    """The tolerance that the options state; what they leave out is as usual. None without any."""
+    from magnitude.models.tolerance import Tolerance
+
+    if max_kl is None and min_top1 is None and min_cosine is None:
+        return None
+    return Tolerance(top1_agreement=min_top1, kl_nats=max_kl, cosine=min_cosine, reason="stated at import")
+
+
+def refuse_options(*, bits: Bits | None, kv: Kv, lora: bool, variant_of: str | None, **others: float | None) -> None:
     """Raises `RequestError` for options that say how a model is built: an adapter takes its base as it is."""
-    for option, given in (("--bits", bits is not None), ("--kv", kv is not Kv.float), ("--lora", lora)):
-        if given:
+    given = {
+        "--bits": bits is not None,
+        "--kv": kv is not Kv.float,
+        "--lora": lora,
+        "--variant-of": variant_of is not None,
+        **{option: value is not None for option, value in others.items()},
+    }
+    for option, is_given in given.items():
+        if is_given:
             raise RequestError(
                 f"{option} is for models, and --adapter-for imports an adapter",
                 hint=f"Leave {option} out; the model was built when it was imported",

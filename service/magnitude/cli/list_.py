@@ -3,11 +3,17 @@
 from __future__ import annotations
 
 import json
+from typing import TYPE_CHECKING
 
 import typer
 
 from magnitude.cli.models_folder import ModelsFolderOption, models_folder
 from magnitude.cli.options import ConfigOption, JsonOption
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+    from magnitude.models.description import ModelDescription
 
 
 def register(app: typer.Typer) -> None:
@@ -20,15 +26,21 @@ def list_models(folder: ModelsFolderOption = None, config: ConfigOption = None, 
 
     from magnitude.models.adapters import AdapterDescription, BrokenAdapter, scan_adapters
     from magnitude.models.catalogue import BrokenModel, scan
+    from magnitude.models.variants import strays, variants_of
 
     place = models_folder(folder, config)
     entries = scan(place)
-    adapters = {entry.name: scan_adapters(entry) for entry in entries if not isinstance(entry, BrokenModel)}
+    usable = [entry for entry in entries if not isinstance(entry, BrokenModel)]
+    adapters = {entry.name: scan_adapters(entry) for entry in usable}
+    stray = strays(usable)
+    variants = {entry.name: variants_of(entry, usable) for entry in usable}
+    entries = [entry for entry in entries if not getattr(entry, "variant_of", "") or entry.name in stray]
     if as_json:
         listed = [
             {
                 **msgspec.to_builtins(entry),
                 "broken": isinstance(entry, BrokenModel),
+                "variants": msgspec.to_builtins(variants.get(entry.name, [])),
                 "adapters": [
                     {**msgspec.to_builtins(adapter), "broken": isinstance(adapter, BrokenAdapter)}
                     for adapter in adapters.get(entry.name, [])
@@ -47,9 +59,11 @@ def list_models(folder: ModelsFolderOption = None, config: ConfigOption = None, 
     from magnitude.cli.numbers import size
 
     table = Table(box=None, pad_edge=False, header_style="bold")
-    for column, justify in (("name", "left"), ("kind", "left"), ("family", "left"), ("weights", "right")):
-        table.add_column(column, justify="right" if justify == "right" else "left")
-    table.add_column("context", justify="right")
+    table.add_column("name", overflow="fold")  # a name is of use only as a whole
+    for column in ("kind", "family"):
+        table.add_column(column)
+    for column in ("weights", "context"):
+        table.add_column(column, justify="right")
     table.add_column("KV cache")
     table.add_column("licence")
     broken: list[BrokenModel | BrokenAdapter] = []
@@ -57,18 +71,8 @@ def list_models(folder: ModelsFolderOption = None, config: ConfigOption = None, 
         if isinstance(entry, BrokenModel):
             broken.append(entry)
             continue
-        longest = (
-            entry.decoder.context_length if entry.decoder else entry.encoder.max_tokens if entry.encoder else None
-        )
-        table.add_row(
-            entry.name,
-            entry.kind,
-            entry.family,
-            size(entry.weight_bytes),
-            "" if longest is None else str(longest),
-            f"{entry.decoder.kv_type}, {size(entry.decoder.kv_bytes_per_token())} a token" if entry.decoder else "",
-            entry.licence,
-        )
+        for model in (entry, *variants[entry.name]):
+            table.add_row(*_row(model))
         for adapter in adapters[entry.name]:
             if isinstance(adapter, AdapterDescription):
                 table.add_row(
@@ -80,9 +84,34 @@ def list_models(folder: ModelsFolderOption = None, config: ConfigOption = None, 
     console = Console()
     if table.row_count:
         console.print(table)
+    for name, reason in stray.items():
+        _say(
+            console, f"[yellow]{name} is not served[/yellow]", reason, f"`magnitude rm {name}`, then import it again"
+        )
+    for entry in usable:
+        if entry.outside and entry.name not in stray:
+            _say(console, f"[yellow]{entry.name} is never chosen by itself[/yellow]", entry.outside)
     for wrong in broken:
         name = wrong.name if isinstance(wrong, BrokenModel) else f"{wrong.base}:{wrong.name}"
-        console.print(f"[red]{name} cannot be used[/red]: ", end="")
-        console.print(wrong.message, markup=False, highlight=False)
-        if wrong.hint:
-            console.print(f"  {wrong.hint}", markup=False, highlight=False)
+        _say(console, f"[red]{name} cannot be used[/red]", wrong.message, wrong.hint)
+
+
+def _row(model: ModelDescription) -> tuple[str, ...]:
+    """A model's line, or that of a variant below its model's."""
+    from magnitude.cli.numbers import size
+
+    longest, kv = "", ""
+    if model.decoder is not None:
+        longest = str(model.decoder.context_length)
+        kv = f"{model.decoder.kv_type}, {size(model.decoder.kv_bytes_per_token())} a token"
+    elif model.encoder is not None:
+        longest = str(model.encoder.max_tokens)
+    kind, family = (f"variant, {model.precision}", "") if model.variant_of else (model.kind, model.family)
+    return model.name, kind, family, size(model.weight_bytes), longest, kv, model.licence
+
+
+def _say(console: Console, what: str, reason: str, hint: str = "") -> None:
+    console.print(f"{what}: ", end="")
+    console.print(reason, markup=False, highlight=False)
+    if hint:
+        console.print(f"  {hint}", markup=False, highlight=False)

@@ -39,6 +39,7 @@ ORDER = (
     "simulate",
     "doctor",
     "records",
+    "timeline",
     "failures",
     "replay",
     "support",

@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from magnitude.schedule.figures import ModelFigures
     from magnitude.schedule.inference import ModelState, ServiceState
     from magnitude.schedule.slot_terms import KvFigures
+    from magnitude.schedule.strategy_report import StrategyState
     from magnitude.supervise.recovery import Recovery
 
 
@@ -92,6 +93,9 @@ def show(state: ServiceState, where: str) -> None:
             model.failure or standing(model),
         )
     console.print(table)
+    for model_name, strategy in state.strategy.items():
+        if strategy.on or strategy.fault:
+            console.print(strategy_line(model_name, strategy), markup=False)
     for model_name, schedule in state.schedule.models.items():
         for line in schedule_lines(model_name, schedule):
             console.print(line, markup=False)
@@ -124,6 +128,18 @@ def recovery_line(recovery: Recovery, reason: str) -> str:
     known = ", ".join(f"{name} {part_s:.2f}" for name, part_s in parts if part_s is not None)
     took = f"replaced in {recovery.total_s:.2f} s ({known})" if recovery.load_s is not None else "being replaced"
     return f"last engine lost: {reason or recovery.cause}; {took}, {recovery.open_requests} requests went on"
+
+
+def strategy_line(name: str, strategy: StrategyState) -> str:
+    """How a model is run, and what is being compared."""
+    from magnitude.cli.numbers import age, size
+
+    if strategy.fault:
+        return f"{name}: strategy loop given up ({strategy.fault}); {strategy.in_words}"
+    line = f"{name}: {strategy.in_words} (for {age(strategy.since_s)}, strategy {strategy.strategy_id})"
+    for session in strategy.sessions:
+        line += f"; session {session.session} {session.state}, {size(session.size_bytes)}"
+    return line + (f"; comparing {strategy.experiment}" if strategy.experiment else "")
 
 
 def standing(model: ModelState) -> str:

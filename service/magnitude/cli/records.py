@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -11,9 +12,10 @@ import typer
 from magnitude.cli.options import ConfigOption, JsonOption, KeyOption, UrlOption, reach_service
 
 if TYPE_CHECKING:
+    from magnitude.feedback.circumstances import Circumstances
     from magnitude.feedback.records import TaskRow
 
-WIDE = 240
+WIDE = 1000
 
 
 def register(app: typer.Typer) -> None:
@@ -23,6 +25,12 @@ def register(app: typer.Typer) -> None:
 def records(
     *,
     failures: Annotated[bool, typer.Option("--failures", help="Only tasks that went wrong.")] = False,
+    export: Annotated[
+        Path | None,
+        typer.Option(
+            "--export", metavar="FILE", help="Write all of them to a new .db (SQLite) or .jsonl file instead."
+        ),
+    ] = None,
     limit: Annotated[int, typer.Option("--limit", "-n", min=1, max=10_000, help="How many, the newest first.")] = 20,
     config: ConfigOption = None,
     url: UrlOption = None,
@@ -33,6 +41,10 @@ def records(
 
     Asks the running service; without one, reads what it has written.
     """
+    if export is not None:
+        _export(export)
+        return
+
     import msgspec
 
     from magnitude.cli.client import ServiceUnreachable
@@ -58,6 +70,15 @@ def records(
     _show(rows, counts)
 
 
+def _export(target: Path) -> None:
+    from magnitude.feedback.record_export import export
+    from magnitude.feedback.recorder import RECORDS_FILE
+    from magnitude.paths import find_paths
+
+    count = export(find_paths().state / RECORDS_FILE, target)
+    typer.echo(f"written: {target}, {count} task{'' if count == 1 else 's'}")
+
+
 def _written(failures: bool, limit: int) -> tuple[list[TaskRow], dict[str, int]]:
     from magnitude.feedback import record_table
     from magnitude.feedback.record_file import reading
@@ -69,6 +90,12 @@ def _written(failures: bool, limit: int) -> tuple[list[TaskRow], dict[str, int]]
         return record_table.recent(connection, limit, FAILURES if failures else ()), record_table.counts(connection)
 
 
+def _chip(met: Circumstances) -> str:
+    """How warm it was, and whether it was held back."""
+    warm = f"{met.temperature_c:.0f} °C" if met.temperature_c is not None else ""
+    return ", ".join(text for text in (warm, "held" if met.throttled else "") if text) or "-"
+
+
 def _show(rows: list[TaskRow], counts: dict[str, int]) -> None:
     from rich.console import Console
     from rich.table import Table
@@ -78,7 +105,7 @@ def _show(rows: list[TaskRow], counts: dict[str, int]) -> None:
 
     now = Clocks().now()
     table = Table(box=None, pad_edge=False, header_style="bold")
-    left = ("AGO", "KIND", "MODEL", "OUTCOME", "REQUEST")
+    left = ("AGO", "KIND", "MODEL", "OUTCOME", "STRATEGY", "REQUEST")
     for heading in (
         *left[:4],
         "PROMPT",
@@ -90,13 +117,15 @@ def _show(rows: list[TaskRow], counts: dict[str, int]) -> None:
         "BATCH",
         "QUEUE",
         "FREE",
+        "CHIP",
+        "STRATEGY",
         "REQUEST",
     ):
         table.add_column(heading, justify="left" if heading in left else "right")
     for row in rows:
-        task, situation = row.task, row.situation
+        task, circumstances = row.task, row.circumstances
         ago = age_s(row.stamp, now)
-        free_bytes = situation.memory_headroom_bytes
+        free_bytes = circumstances.memory_headroom_bytes
         code = f" ({task.code})" if task.code else ""
         table.add_row(
             age(ago) if ago is not None else "?",
@@ -110,8 +139,10 @@ def _show(rows: list[TaskRow], counts: dict[str, int]) -> None:
             f"{task.prefill_s:.2f} s",
             f"{task.decode_s:.2f} s",
             f"{task.batch:.1f}" if task.batch else "-",
-            str(situation.queue_depth),
+            str(circumstances.queue_depth),
             f"{free_bytes / 1e6:.0f} MB" if free_bytes is not None else "-",
+            _chip(circumstances),
+            task.strategy or "-",
             task.request or "-",
         )
     # A pipe has no width: lines for `grep` must not be folded.

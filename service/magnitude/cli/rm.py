@@ -21,30 +21,60 @@ def register(app: typer.Typer) -> None:
 def remove(
     name: Annotated[str, typer.Argument(help="Name of the model, or MODEL:ADAPTER.", show_default=False)],
     yes: Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")] = False,
+    variants: Annotated[bool, typer.Option("--variants", help="Remove the model's variants as well.")] = False,
     folder: ModelsFolderOption = None,
     config: ConfigOption = None,
 ) -> None:
-    """Remove a model with its adapters, or one adapter. A running service keeps what it has loaded."""
-    from magnitude.cli.numbers import size
+    """Remove a model with its adapters, or one adapter. A running service keeps what it has loaded.
+
+    A model that has variants is removed together with them only.
+    """
     from magnitude.models.adapters import ADAPTERS_FOLDER, SEPARATOR, split_name
 
     place, (model, adapter) = models_folder(folder, config), split_name(name)
     target = removable(place, model)
     if SEPARATOR in name:
         target = removable(target / ADAPTERS_FOLDER, adapter)
+    else:
+        others = variants_in(place, model)
+        if others and not variants:
+            raise ModelError(
+                f"{model} has variants, which are of no use without it: {', '.join(others)}",
+                hint="Remove them with it (--variants), or first",
+                param=model,
+            )
+        for other in others:
+            if not take_away(place / other, other, yes=yes):
+                return  # what is left of them still needs the model
+    take_away(target, name, yes=yes)
+
+
+def variants_in(place: Path, model: str) -> list[str]:
+    """Names of the variants of `model` in `place`, usable or not."""
+    from magnitude.models.catalogue import BrokenModel, scan
+
+    return [entry.name for entry in scan(place) if not isinstance(entry, BrokenModel) and entry.variant_of == model]
+
+
+def take_away(target: Path, name: str, *, yes: bool) -> bool:
+    """Remove a folder, or a link to one, if the person agrees; whether it was."""
+    from magnitude.cli.numbers import size
+
     if target.is_symlink():
-        if yes or typer.confirm(f"Remove the link {target} (what it points to stays)?"):
-            target.unlink()
-            typer.echo(f"removed {name}")
-        return
+        if not yes and not typer.confirm(f"Remove the link {target} (what it points to stays)?"):
+            return False
+        target.unlink()
+        typer.echo(f"removed {name}")
+        return True
     size_bytes = sum(path.lstat().st_size for path in target.rglob("*") if not path.is_dir())
     if not yes and not typer.confirm(f"Remove {target} ({size(size_bytes)})?"):
-        return
+        return False
     # Renamed first: a removal that is cut short leaves a hidden leftover, not half a model under its name.
     grave = Path(tempfile.mkdtemp(prefix=".removing-", dir=target.parent))
     target.rename(grave / target.name)
     shutil.rmtree(grave)
     typer.echo(f"removed {name} ({size(size_bytes)})")
+    return True
 
 
 def removable(place: Path, name: str) -> Path:

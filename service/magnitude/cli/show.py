@@ -121,6 +121,14 @@ def _print(description: ModelDescription, manifest: Manifest | None, golden: Gol
                 shown.append(f"{entry.perplexity:.2f} ({entry.reference_perplexity:.2f})")
             table.add_row(entry.graph, entry.reference, str(entry.tokens), *shown)
         console.print(table)
+    if manifest.graphs:
+        table = Table(box=None, pad_edge=False, header_style="bold", title="fusion plans", title_justify="left")
+        for column in ("graph", "products", "against the serving graph"):
+            table.add_column(column)
+        for graph in manifest.graphs:
+            apart = f"logits up to {graph.largest_difference:.3f} apart, top-1 {graph.top1_agreement:.4f}"
+            table.add_row(graph.file, graph.plan, "equal to the bit" if graph.equal else apart)
+        console.print(table)
     table = Table(box=None, pad_edge=False, header_style="bold", title="files", title_justify="left")
     table.add_column("name")
     table.add_column("size", justify="right")
@@ -141,6 +149,7 @@ def _facts(description: ModelDescription, manifest: Manifest | None) -> dict[str
 
     from magnitude.cli.numbers import size
     from magnitude.models.adapters import scan_adapters
+    from magnitude.models.tolerance import told
 
     facts = {"folder": description.folder, "weights": size(description.weight_bytes)}
     if (shape := description.decoder) is not None:
@@ -159,6 +168,13 @@ def _facts(description: ModelDescription, manifest: Manifest | None) -> dict[str
     if description.lora_graph_file is not None:
         names = ", ".join(entry.name for entry in scan_adapters(description))
         facts["adapters"] = names or "none yet: `magnitude import SOURCE --adapter-for` this model"
+    if description.precision:
+        facts["precision"] = description.precision
+    if description.variant_of:
+        facts["variant of"] = description.variant_of
+        facts["chosen by itself"] = f"no: {description.outside}" if description.outside else "yes"
+    if description.tolerance is not None:
+        facts["tolerance"] = told(description.tolerance)
     facts["licence"] = description.licence or "not stated"
     facts["hash"] = description.model_hash
     if manifest is not None:

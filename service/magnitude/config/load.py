@@ -26,7 +26,7 @@ from magnitude.paths import config_path
 # Values that name files: a relative one is relative to the file it stands in, wherever the service is started.
 PATH_KEYS = (("engine", "model_path"), ("models", "folder"), ("server", "unix_socket"), ("board", "profile"))
 
-# Windows of 10 made strategies oscillate in the field, 50 worked, 100 was safe.
+# Windows of 10 made strategies oscillate in the field, 50 worked, 100 was safe. Below 20 none is accepted.
 SHORT_WINDOW = 50
 
 
@@ -81,7 +81,7 @@ def notices(settings: Settings) -> tuple[str, ...]:
     if settings.engine.optimization_window < SHORT_WINDOW:
         said.append(
             f"engine.optimization_window of {settings.engine.optimization_window} is short: strategies oscillate "
-            "below about 50"
+            "below about 50, and 100 is recommended"
         )
     return tuple(said)
 

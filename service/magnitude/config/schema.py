@@ -15,8 +15,11 @@ def schema() -> dict[str, Any]:
     document = msgspec.json.schema(Settings)
     for definition in document["$defs"].values():
         for name, field in definition.get("properties", {}).items():
-            if name.endswith(("_s", "_bytes")) and field.get("type") in ("integer", "number"):
-                _allow_units(field, "duration" if name.endswith("_s") else "size")
+            what = "duration" if name.endswith("_s") else "size" if name.endswith("_bytes") else ""
+            if what and field.get("type") in ("integer", "number"):
+                _allow_units(field, what)
+            elif what and "anyOf" in field:  # it may be left unset
+                field["anyOf"].append(_with_units(what))
     return {
         "$schema": "https://json-schema.org/draft/2020-12/schema",
         "title": "Magnitude configuration",
@@ -31,6 +34,10 @@ def schema_text() -> str:
 
 def _allow_units(field: dict[str, Any], what: str) -> None:
     bounds = {key: field.pop(key) for key in list(field) if key not in ("description", "default")}
+    field["anyOf"] = [bounds, _with_units(what)]
+
+
+def _with_units(what: str) -> dict[str, Any]:
     units = "ms|s|min|h|d" if what == "duration" else "B|[kMGT]B|[KMGT]iB"
     parts = f"([0-9]+(\\.[0-9]+)?\\s*({units})\\s*)"
-    field["anyOf"] = [bounds, {"type": "string", "pattern": f"^{parts}{'+' if what == 'duration' else ''}$"}]
+    return {"type": "string", "pattern": f"^{parts}{'+' if what == 'duration' else ''}$"}

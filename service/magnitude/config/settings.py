@@ -14,6 +14,7 @@ from magnitude.config.kv import KvSettings
 from magnitude.config.log import LogSettings
 from magnitude.config.memory import MemorySettings
 from magnitude.config.models import ModelsSettings
+from magnitude.config.policy import PolicySettings
 from magnitude.config.power import PowerSettings
 from magnitude.config.records import RecordsSettings
 from magnitude.config.schedule import ScheduleSettings
@@ -42,6 +43,9 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     power: Annotated[
         PowerSettings, Meta(description="What is done about a battery that runs low and a supply that is too weak.")
     ] = PowerSettings()
+    policy: Annotated[PolicySettings, Meta(description="How the strategy loop learns, and within which bounds.")] = (
+        PolicySettings()
+    )
     schedule: Annotated[ScheduleSettings, Meta(description="Who waits for whom.")] = ScheduleSettings()
     records: Annotated[RecordsSettings, Meta(description="What is written down of tasks and failures.")] = (
         RecordsSettings()

@@ -28,12 +28,16 @@ from magnitude.doctor.redaction import Redactor
 from magnitude.doctor.running import run_checks
 from magnitude.feedback import record_table
 from magnitude.feedback.bundles import FOLDER, BundleRefused, read_all, without_content
+from magnitude.feedback.history import lately
 from magnitude.feedback.record_file import reading
 from magnitude.feedback.recorder import RECORDS_FILE, program_versions
+from magnitude.feedback.timeline import timeline_of
 from magnitude.persist import MAX_STATE_BYTES, fault_of, write_atomic
 
 # Newest rows of tasks: a busy day of an agent, 350 kB before compression.
 ROWS = 500
+# How far back decisions are looked for: what is reported today began yesterday.
+DECISIONS_S = 2 * 86400.0
 JOURNAL_LINES = 3000
 # Any part is cut here: an archive must fit into a mail.
 MAX_PART_BYTES = 2 * 1024 * 1024
@@ -160,6 +164,15 @@ def _records(context: SupportContext, redactor: Redactor) -> str:
     return _json({"data": rows, "counts": counts}, redactor)
 
 
+def _timeline(context: SupportContext, redactor: Redactor) -> str:
+    if context.ask is not None:
+        return _asked(context, redactor, f"/v1/magnitude/timeline?since_s={DECISIONS_S:.0f}&limit={ROWS}")
+    now = context.clocks.now()
+    with reading(context.doctor.paths.state / RECORDS_FILE) as connection:
+        history = lately(record_table.decisions(connection), (), now, DECISIONS_S, ROWS)
+    return _json(timeline_of(history, DECISIONS_S), redactor)
+
+
 def _state_files(context: SupportContext, redactor: Redactor) -> str:
     """Names, sizes and soundness of what is persisted; of saved conversations only how many there are."""
     folder = context.doctor.paths.state
@@ -211,6 +224,7 @@ _PARTS: dict[str, Callable[[SupportContext, Redactor], str]] = {
     "state.json": _state,
     "metrics.txt": _metrics,
     "records.json": _records,
+    "timeline.json": _timeline,
     "state-files.txt": _state_files,
     "units.txt": _units,
     "journal.txt": _journal,

@@ -1,4 +1,4 @@
-"""`python -m magnitude.engine --fd N`: the engine on the inherited socket with descriptor N.
+"""`python -m magnitude.engine --fd N [--packed FOLDER]`: the engine on the inherited socket with descriptor N.
 
 Exit statuses: 0 asked to leave or the service is gone, 71 out of memory, 76 broken stream, 78 the service
 speaks another protocol version (see `process.py`).
@@ -16,15 +16,18 @@ import socket
 import sys
 import threading
 import time
+from pathlib import Path
 
 import onnxruntime
 
 import magnitude
 from magnitude.board.counters import Counters
 from magnitude.engine import process
+from magnitude.engine.comparing import same_results
 from magnitude.engine.heartbeat import start_heartbeat
 from magnitude.engine.link import Link, ServiceGone, start_reader
 from magnitude.engine.loop import Arrived, EngineLoop
+from magnitude.engine.packed_weights import PackedWeights
 from magnitude.engine.protocol import PROTOCOL_VERSION, Hello, ToEngine
 from magnitude.engine.sessions import PROVIDERS, prepare_runtime
 from magnitude.engine.stats import Progress, read_cpu_features
@@ -42,7 +45,9 @@ def main(arguments: list[str] | None = None) -> int:
         description="The inference engine process. The service starts it; to start the service: magnitude serve.",
     )
     parser.add_argument("--fd", type=int, help="descriptor of the connected socket to the service")
-    fd = parser.parse_args(arguments).fd
+    parser.add_argument("--packed", type=Path, help="folder where further sessions of a model keep packed weights")
+    options = parser.parse_args(arguments)
+    fd = options.fd
     if fd is None:
         parser.error("the service starts the engine, not a person; to start the service: magnitude serve")
 
@@ -64,7 +69,8 @@ def main(arguments: list[str] | None = None) -> int:
         log.error("descriptor %d is no socket (%s): the service starts the engine, not a person", fd, error.strerror)
         return process.EXIT_PROTOCOL_BROKEN
     progress = Progress()
-    loop = EngineLoop(link.send, progress)
+    packed = PackedWeights(options.packed, same_results) if options.packed is not None else None
+    loop = EngineLoop(link.send, progress, packed=packed)
     stop = threading.Event()
     hellos: queue.SimpleQueue[Hello] = queue.SimpleQueue()
     greeted = False

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any, Literal
 
+import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
@@ -17,7 +18,9 @@ from magnitude.engine.kv import KvMemory
 from magnitude.engine.kv_layout import KvLayout
 from magnitude.engine.rows import RowWindow
 from magnitude.engine.sampling import F32
+from magnitude.engine.session_spec import SessionSpec
 from magnitude.engine.sessions import describe
+from magnitude.engine.thread_place import ThreadPlace
 from magnitude.errors import EngineError, ModelError
 from magnitude.models.description import DecoderShape, ModelDescription
 
@@ -85,6 +88,10 @@ def check_signature(
         raise _wrong(model, f"the KV layout {layout.layout_id} is not the model's")
 
 
+def _types_of(session: Any) -> dict[str, str]:
+    return {info.name: info.dtype for info in (*describe(session.get_inputs()), *describe(session.get_outputs()))}
+
+
 def _shape_of(model: ModelDescription) -> DecoderShape:
     if model.decoder is None:
         raise _wrong(model, "it is called a decoder but has no decoder shape")
@@ -95,24 +102,45 @@ def _shape_of(model: ModelDescription) -> DecoderShape:
 Wanted = Literal["last", "all"]
 
 
+class _Bound:
+    """A session and its bindings, by first row and number of rows. `adapts`: its graph has the adapter inputs."""
+
+    __slots__ = ("adapts", "bindings", "session")
+
+    def __init__(self, session: Any, *, adapts: bool) -> None:
+        self.session = session
+        self.adapts = adapts
+        self.bindings: dict[tuple[int, int], Any] = {}
+
+
 class Decoder:
     """Runs tokens through `session` in rows of a window over the KV memory `kv`.
 
     Rows 0 to `max_batch` - 1 decode together; row `prefill_row` is for prompts on their way in. Whoever uses a row
     first shows a slot in it. Arrays that are returned are the decoder's own and hold until the next call.
+
+    Each run names the session that does it (`by`; None: `session`). `place` moves the thread to where that runs.
     """
 
-    def __init__(self, model: ModelDescription, session: Any, kv: KvMemory, *, max_batch: int = 1) -> None:
+    def __init__(
+        self,
+        model: ModelDescription,
+        session: Any,
+        kv: KvMemory,
+        *,
+        max_batch: int = 1,
+        place: ThreadPlace | None = None,
+    ) -> None:
         self.adapters = AdapterSet(model.name, describe(session.get_inputs()))
         check_signature(model, session, kv.layout, self.adapters.input_names)
         self.shape = _shape_of(model)
         self.prefill_row = max_batch
-        self._session = session
+        self._model = model
+        self._sessions: dict[SessionSpec | None, _Bound] = {None: _Bound(session, adapts=True)}
+        self._place = place
         self._layout = kv.layout
         self._window = RowWindow(kv.fd, kv.layout, max_batch + 1)
-        types = {
-            info.name: info.dtype for info in (*describe(session.get_inputs()), *describe(session.get_outputs()))
-        }
+        types = self._types = _types_of(session)
         shape = self.shape
         room = max(kv.layout.max_len, max_batch)
         self._ids = np.zeros(room, types[shape.input_ids])
@@ -124,7 +152,6 @@ class Decoder:
         self._logits_type: Any = np.dtype(types[shape.logits]).type
         self._logits = np.zeros((max_batch, shape.vocab_size), self._logits_type)
         self._floats: F32 = np.zeros((0, shape.vocab_size), np.float32)  # used when the graph gives other types
-        self._bindings: dict[tuple[int, int], Any] = {}
         self._row_adapters = [""] * (max_batch + 1)
 
     @property
@@ -137,7 +164,28 @@ class Decoder:
         self._window.show(row, slot)
         self._row_adapters[row] = adapter
 
-    def step(self, ids: Sequence[int], pasts: Sequence[int], first_row: int = 0) -> F32:
+    def add_session(self, spec: SessionSpec, session: Any) -> None:
+        """Let runs name `spec`. Raises `ModelError` when its graph is not the model's or cannot use its KV memory."""
+        model = msgspec.structs.replace(self._model, graph_file=spec.graph_file or self._model.graph_file)
+        check_signature(model, session, self._layout, self.adapters.input_names)
+        types = _types_of(session)
+        if other := sorted(name for name, dtype in types.items() if self._types.get(name) != dtype):
+            raise _wrong(
+                model, f"{other[0]} has type {types[other[0]]}, which the model's own graph does not give it"
+            )
+        self._sessions[spec] = _Bound(session, adapts=self.adapters.input_names <= types.keys())
+
+    def drop_session(self, spec: SessionSpec) -> None:
+        """Let go of a session and of all that is bound to it. No run may name it any more."""
+        self._sessions.pop(spec, None)
+
+    def runs_by(self, spec: SessionSpec | None, adapter: str = "") -> SessionSpec | None:
+        """Who computes where `spec` is asked for: the own session where `spec` lacks the adapter's inputs."""
+        return spec if not adapter or self._sessions[spec].adapts else None
+
+    def step(
+        self, ids: Sequence[int], pasts: Sequence[int], first_row: int = 0, by: SessionSpec | None = None
+    ) -> F32:
         """One decode step of neighbouring rows: put `ids[i]` at position `pasts[i]` of row `first_row` + i.
 
         Returns the logits `[len(ids), vocab_size]`. The caller sees to it that ids are in the vocabulary and fit the
@@ -150,10 +198,12 @@ class Decoder:
             self._ids[:count] = ids
         if self._positions is not None:
             self._positions[:count] = pasts
-        self._run((first_row, count), 1, [past + 1 for past in pasts], self._logit_rows[:count])
+        self._run(by, (first_row, count), 1, [past + 1 for past in pasts], self._logit_rows[:count])
         return self._as_floats(count)
 
-    def extend(self, row: int, ids: Sequence[int], past: int, wanted: Wanted = "last") -> F32:
+    def extend(
+        self, row: int, ids: Sequence[int], past: int, wanted: Wanted = "last", by: SessionSpec | None = None
+    ) -> F32:
         """Put `ids` at positions `past...` of `row`; logits after the last one, `[1, vocab_size]`, or after each.
 
         Raises `EngineError` when the graph fails, or when it has no logits for every position and they are wanted.
@@ -167,7 +217,8 @@ class Decoder:
         rows = count if wanted == "all" or self.shape.logits_all_positions else 1
         self._make_room(rows)
         self._last_row[0] = count - 1
-        self._run((row, 1), count, [past + count], self._logit_rows[:count] if rows > 1 else self._last_row)
+        logit_rows = self._logit_rows[:count] if rows > 1 else self._last_row
+        self._run(by, (row, 1), count, [past + count], logit_rows)
         return self._as_floats(rows)[0 if wanted == "all" else -1 :]
 
     def _make_room(self, rows: int) -> None:
@@ -182,13 +233,22 @@ class Decoder:
         np.copyto(self._floats[:rows], self._logits[:rows])
         return self._floats[:rows]
 
-    def _run(self, rows: tuple[int, int], tokens: int, totals: list[int], logit_rows: NDArray[np.int64]) -> None:
+    def _run(
+        self,
+        by: SessionSpec | None,
+        rows: tuple[int, int],
+        tokens: int,
+        totals: list[int],
+        logit_rows: NDArray[np.int64],
+    ) -> None:
         """`rows`: the first one and how many; `tokens`: new positions of each; `totals`: their positions then."""
         shape = self.shape
-        if rows not in self._bindings:
-            self._bindings[rows] = self._bind_rows(*rows)
-        binding, count, logits = self._bindings[rows], rows[1], len(logit_rows)
-        self.adapters.bind(binding, self._row_adapters[rows[0]])
+        bound = self._sessions[by]
+        if rows not in bound.bindings:
+            bound.bindings[rows] = self._bind_rows(bound.session, *rows)
+        binding, count, logits = bound.bindings[rows], rows[1], len(logit_rows)
+        if bound.adapts:
+            self.adapters.bind(binding, self._row_adapters[rows[0]])
         self._bind(binding, shape.input_ids, self._ids, (count, tokens))
         if self._positions is not None:
             self._bind(binding, shape.position_ids, self._positions, (count, tokens))
@@ -198,8 +258,10 @@ class Decoder:
             self._bind(binding, shape.logit_rows, logit_rows, (logits,))
         out_shape = (logits, shape.vocab_size) if shape.logit_rows else (count, logits // count, shape.vocab_size)
         binding.bind_output(shape.logits, "cpu", 0, self._logits_type, out_shape, self._logits.ctypes.data)
+        if self._place is not None:
+            self._place.go(by)
         try:
-            self._session.run_with_iobinding(binding)
+            bound.session.run_with_iobinding(binding)
         except MemoryError:
             raise
         except Exception as error:  # ONNX Runtime's exceptions have no common root
@@ -217,8 +279,8 @@ class Decoder:
             mask[row, :total] = 1
         return mask
 
-    def _bind_rows(self, first_row: int, rows: int) -> Any:
-        binding = self._session.io_binding()
+    def _bind_rows(self, session: Any, first_row: int, rows: int) -> Any:
+        binding = session.io_binding()
         layout = self._layout
         shape = (rows, layout.kv_heads, layout.padded_len, layout.head_dim)
         dtype = np.dtype(layout.kv_type).type
@@ -238,8 +300,7 @@ class Decoder:
 
     def close(self) -> None:
         """Let go of the bindings, which point into the window, and of the window."""
-        self._bindings.clear()
-        self._session = None
+        self._sessions.clear()
         self._window.close()
 
 

@@ -16,6 +16,8 @@ Pure: times come from the caller.
 
 from __future__ import annotations
 
+from magnitude.engine.session_spec import SessionSpec
+
 # Weight of a new time in a running mean: follows a growing context and a changing clock within tens of steps. Shorter
 # times count more, since what lengthens a run (other processes, its first time) says nothing about the next one.
 _TIME_WEIGHT = 0.1
@@ -65,12 +67,28 @@ class DraftCosts:
     """Running means of what the graph runs of one model take, filled by the running batch.
 
     `step_s(rows)`: a plain decode step of so many generations; `verify_s(positions)`: a run of so many positions of
-    one generation with logits at each. What was not measured yet is taken from its neighbours.
+    one generation with logits at each. What was not measured yet is taken from its neighbours. Each session has
+    means of its own.
     """
 
     def __init__(self) -> None:
         self._steps: dict[int, float] = {}
         self._verifies: dict[int, float] = {}
+        self._session: SessionSpec | None = None
+        self._others: dict[SessionSpec | None, tuple[dict[int, float], dict[int, float]]] = {}
+
+    def run_by(self, session: SessionSpec | None) -> None:
+        """From now on all means are of that session (None: the model's own). Those of a new one begin as they
+        are."""
+        if session == self._session:
+            return
+        self._others[self._session] = self._steps, self._verifies
+        self._session = session
+        self._steps, self._verifies = self._others.pop(session, (dict(self._steps), dict(self._verifies)))
+
+    def forget(self, session: SessionSpec) -> None:
+        """Drop the means of a session that is no more, which are not those in use."""
+        self._others.pop(session, None)
 
     @property
     def known(self) -> bool:

@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 
 from magnitude.engine.buffers import Block, Buffer, BufferPlan, plan_buffers
 from magnitude.engine.encoder_buckets import LENGTH_STEP, MAX_RUN_TOKENS, bucket_tokens
+from magnitude.engine.session_spec import SessionSpec
 from magnitude.models.description import EncoderShape
 
 # Bound shapes that are kept. Making one took 0.2 ms on a busy x86 core, and most traffic repeats a few.
@@ -71,13 +72,13 @@ class BoundRun:
 
 
 class EncoderBuffers:
-    """All shapes of one encoder over one block."""
+    """All shapes of one encoder over one block, for its own session (None) and further ones."""
 
     def __init__(self, session: Any, shape: EncoderShape, inputs: tuple[str, ...]) -> None:
-        self._session = session
+        self._sessions: dict[SessionSpec | None, Any] = {None: session}
         self._shape = shape
         self._inputs = inputs
-        self._bound: OrderedDict[tuple[int, int], BoundRun] = OrderedDict()
+        self._bound: OrderedDict[tuple[SessionSpec | None, int, int], BoundRun] = OrderedDict()
         self._block = Block(max(plan.total_bytes for plan in self._largest_plans()))
 
     @property
@@ -89,19 +90,30 @@ class EncoderBuffers:
         self._bound.clear()
         self._block = Block(self._block.size_bytes)
 
-    def bound(self, rows: int, padded: int) -> BoundRun:
-        """The binding of that shape: the same object, over the same memory, as long as it is in use."""
-        found = self._bound.get((rows, padded))
+    def add_session(self, spec: SessionSpec, session: Any) -> None:
+        self._sessions[spec] = session
+
+    def drop_session(self, spec: SessionSpec) -> None:
+        """Let go of a session and of all that is bound to it."""
+        self._sessions.pop(spec, None)
+        for key in [key for key in self._bound if key[0] == spec]:
+            del self._bound[key]
+
+    def bound(self, rows: int, padded: int, by: SessionSpec | None = None) -> BoundRun:
+        """The binding of that shape to the session: the same object, over the same memory, while it is in use."""
+        key = (by, rows, padded)
+        found = self._bound.get(key)
         if found is None:
             plan = self._plan(rows, padded)
             if plan.total_bytes > self._block.size_bytes:  # more rows than a planned run has
                 self._bound.clear()
                 self._block = Block(plan.total_bytes)
-            found = BoundRun(self._session, self._block, plan, self._shape, self._inputs, size=(rows, padded))
-            self._bound[rows, padded] = found
+            session = self._sessions[by]
+            found = BoundRun(session, self._block, plan, self._shape, self._inputs, size=(rows, padded))
+            self._bound[key] = found
             if len(self._bound) > MAX_BINDINGS:
                 self._bound.popitem(last=False)
-        self._bound.move_to_end((rows, padded))
+        self._bound.move_to_end(key)
         return found
 
     def _plan(self, rows: int, padded: int) -> BufferPlan:

@@ -34,6 +34,8 @@ def start_heartbeat(
                         rss_bytes=read_memory().rss_bytes,
                         run_pool=progress.run_pool,
                         paused=progress.paused,
+                        sessions=progress.sessions,
+                        session_bytes=progress.session_bytes,
                         counted=counters.read() if counters is not None else None,
                     )
                 )

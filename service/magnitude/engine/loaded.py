@@ -13,11 +13,13 @@ import msgspec
 import numpy as np
 
 from magnitude.engine.batch import RunningBatch
+from magnitude.engine.comparing import CompareJob, compare_decoders, compare_encoders
 from magnitude.engine.decoder import Decoder
 from magnitude.engine.draft_model import LoadedDraftModel
 from magnitude.engine.encoder import EncodeJob, Encoder
 from magnitude.engine.generation import Generation, check_generate, take_slot
 from magnitude.engine.kv import KvMemory
+from magnitude.engine.probing import ProbeJob, check_rounds, decoder_runs, encoder_runs
 from magnitude.engine.process import forget_mapped_pages, trim_heap
 from magnitude.engine.protocol import (
     Embed,
@@ -33,12 +35,16 @@ from magnitude.engine.protocol import (
 from magnitude.engine.ranking import RankJob
 from magnitude.engine.run_pool import RunPool
 from magnitude.engine.sampling import Sampler, check_settings
+from magnitude.engine.session_messages import CompareSession, Probe
+from magnitude.engine.session_set import SessionSet
+from magnitude.engine.session_spec import SessionSpec
 from magnitude.engine.sessions import describe, open_session
 from magnitude.engine.slide import SlidingWindow, can_slide
 from magnitude.engine.slot_header import SlotState
 from magnitude.engine.speculation import Speculation
 from magnitude.engine.tensors import TensorJob
-from magnitude.errors import MagnitudeError, ModelError, RequestError
+from magnitude.engine.thread_place import ThreadPlace
+from magnitude.errors import EngineError, MagnitudeError, ModelError, RequestError
 from magnitude.models.adapters import kv_hash
 from magnitude.models.description import ModelDescription
 
@@ -47,7 +53,7 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
-RunJob = EncodeJob | RankJob | TensorJob
+RunJob = EncodeJob | RankJob | TensorJob | CompareJob
 
 # No new round of measuring begins after so long: it belongs to loading a model, which has a deadline. Eight
 # rounds of 1, 2 and 4 rows take half a second with the embedded model; its fallback graph, on a busy machine, took
@@ -64,9 +70,10 @@ class LoadedModel:
     `kv_fd` is the KV memory of a decoder; it is mapped and stays the caller's to close.
     """
 
-    def __init__(self, request: LoadModel, kv_fd: int | None) -> None:
+    def __init__(self, request: LoadModel, kv_fd: int | None, place: ThreadPlace | None = None) -> None:
         self.description: ModelDescription = request.model
         self._request = request
+        self._place = place
         self._grammar_tokenizer: GrammarTokenizer | None = None
         self._decoder: Decoder | None = None
         self._encoder: Encoder | None = None
@@ -78,6 +85,7 @@ class LoadedModel:
         self.max_inter_token_s = request.max_inter_token_ms / 1000
         folder = Path(request.model.folder)
         self._session: Any = open_session(folder / request.model.graph_file, request.threads)
+        self.sessions = SessionSet(self._session, SessionSpec(threads=request.threads), request.model.graph_file)
         # Packing the weights leaves freed buffers and pages that were read only once: 15 MB of 200 for a 124 MB file.
         trim_heap()
         forget_mapped_pages(folder)
@@ -89,17 +97,24 @@ class LoadedModel:
                     raise ModelError(f"model {request.model.name} is a decoder but no KV memory came with it")
                 self._kv = KvMemory(kv_fd, request.kv)
                 try:
-                    self._decoder = Decoder(request.model, self._session, self._kv, max_batch=request.max_batch)
+                    self._decoder = Decoder(
+                        request.model, self._session, self._kv, max_batch=request.max_batch, place=place
+                    )
                 except MagnitudeError:
                     self.close()
                     raise
-                self.batch = RunningBatch(self._decoder, request.max_batch)
+                self.batch = RunningBatch(self._decoder, request.max_batch, sessions=self.sessions)
                 if request.draft is not None:
                     self._open_draft_model(request.draft, request, self._decoder)
             case "embedder" | "reranker":
                 self._pool = RunPool()
                 self._encoder = Encoder(
-                    request.model, self._session, max_run_s=self.max_inter_token_s, pool=self._pool
+                    request.model,
+                    self._session,
+                    max_run_s=self.max_inter_token_s,
+                    pool=self._pool,
+                    sessions=self.sessions,
+                    place=place,
                 )
             case "tensors":
                 pass
@@ -300,7 +315,61 @@ class LoadedModel:
     def open_tensors(self, request: InferTensors, clock: Callable[[], float]) -> TensorJob:
         if self._decoder is not None:
             raise self._cannot("be called with plain tensors, because its KV cache lives in the service")
-        return TensorJob(request, self._session, clock)
+        return TensorJob(request, self._session, clock, self.sessions, self._place)
+
+    def add_session(self, spec: SessionSpec, session: Any, added_bytes: int) -> None:
+        """A further session of this model, for the runs that name it. Raises `ModelError` when it does not fit."""
+        if self._decoder is not None:
+            self._decoder.add_session(spec, session)
+        elif self._encoder is not None:
+            self._encoder.add_session(spec, session)
+        elif (describe(session.get_inputs()), describe(session.get_outputs())) != (self.inputs, self.outputs):
+            raise ModelError(
+                f"model {self.name}: {spec.graph_file} has other inputs or outputs than its own graph",
+                param=spec.graph_file,
+                hint="Name a graph of the same model",
+            )
+        self.sessions.add(spec, session, added_bytes)
+
+    def release_session(self, spec: SessionSpec) -> None:
+        """Let go of a further session, if it is there."""
+        if spec not in self.sessions or self.sessions.known_as(spec) is None:
+            return
+        if self.batch is not None:
+            self.batch.forget(spec)
+        if self._decoder is not None:
+            self._decoder.drop_session(spec)
+        if self._encoder is not None:
+            self._encoder.drop_session(spec)
+        self.sessions.remove(spec)
+
+    def open_comparison(self, request: CompareSession) -> CompareJob:
+        """Raises `EngineError` when there is no such session, `RequestError` for texts that cannot be computed."""
+        session = self._prepared(request.session)
+        if self._encoder is not None:
+            return compare_encoders(request, session, self._encoder)
+        decoder, kv = self._decoder_parts()
+        return compare_decoders(request, session, decoder, kv, self.description.model_hash)
+
+    def open_probe(self, request: Probe, clock: Callable[[], float]) -> ProbeJob:
+        """Raises `EngineError` when a session is not there, `RequestError` for runs that cannot be done."""
+        check_rounds(request)
+        known = tuple(msgspec.structs.replace(run, session=self._prepared(run.session)) for run in request.runs)
+        request = msgspec.structs.replace(request, runs=known)
+        if self._encoder is not None:
+            return ProbeJob(request, encoder_runs(request, self._encoder), clock)
+        decoder, kv = self._decoder_parts()
+        return ProbeJob(request, decoder_runs(request, decoder, kv, self.description.model_hash), clock)
+
+    def _prepared(self, spec: SessionSpec | None) -> SessionSpec | None:
+        if spec not in self.sessions:
+            assert spec is not None
+            raise EngineError(
+                f"model {self.name} has no session with {spec.session_id}",
+                code="session_not_prepared",
+                hint="Prepare it first",
+            )
+        return self.sessions.known_as(spec)
 
     def trim(self) -> None:
         """Drop what can be made again: bound shapes of an encoder with their memory, the tables of grammars (those
@@ -317,6 +386,7 @@ class LoadedModel:
             self._draft = None
         if self._decoder is not None:
             self._decoder.close()
+        self.sessions.close()
         self._decoder = self._encoder = self._session = self._grammar_tokenizer = None
         if self._kv is not None:
             self._kv.close()

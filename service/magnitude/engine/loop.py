@@ -19,6 +19,8 @@ from magnitude.engine.generation import never_started
 from magnitude.engine.link import ServiceGone
 from magnitude.engine.loaded import LoadedModel
 from magnitude.engine.message import Message
+from magnitude.engine.packed_weights import PackedWeights
+from magnitude.engine.preparing import SessionBuilt
 from magnitude.engine.process import give_back_memory
 from magnitude.engine.protocol import (
     CancelRequest,
@@ -46,9 +48,11 @@ from magnitude.engine.protocol import (
     UnloadAdapter,
     UnloadModel,
 )
+from magnitude.engine.session_desk import SessionDesk
+from magnitude.engine.session_messages import CompareSession, PrepareSession, Probe, ReleaseSession, UseSessions
 from magnitude.engine.slot_header import SlotState
 from magnitude.engine.stats import Progress, read_memory
-from magnitude.engine.work import Run, Work
+from magnitude.engine.work import Results, Run, Work
 from magnitude.errors import EngineError, MagnitudeError, ModelNotFound, RequestError
 
 if TYPE_CHECKING:
@@ -78,7 +82,7 @@ class GrammarBuilt:
         self.outcome = outcome
 
 
-Event = Arrived | GrammarBuilt
+Event = Arrived | GrammarBuilt | SessionBuilt
 
 
 class _Waiting:
@@ -101,13 +105,15 @@ _TRIM_ABOVE_BYTES = 4 * 1024 * 1024
 
 
 class EngineLoop:
-    """Holds the models and the open jobs. `post` may be called from any thread."""
+    """Holds the models and the open jobs. `post` may be called from any thread; `packed` is where further sessions
+    keep packed weights."""
 
     def __init__(
         self,
         send: Callable[..., None],
         progress: Progress,
         clock: Callable[[], float] = time.monotonic,
+        packed: PackedWeights | None = None,
     ) -> None:
         self._send = send
         self._progress = progress
@@ -119,7 +125,12 @@ class EngineLoop:
         # Generations whose grammar is being built, in a thread of its own: it may take a second, in which the
         # others go on.
         self._waiting: dict[int, _Waiting] = {}
-        self._builder = ThreadPoolExecutor(max_workers=1, thread_name_prefix="engine-grammar")
+        self._sessions = SessionDesk(
+            self._models, self._work, progress, answer=self._answer, post=self.post, clock=clock, packed=packed
+        )
+        self._builder = ThreadPoolExecutor(
+            max_workers=1, thread_name_prefix="engine-grammar", initializer=self._sessions.place.leave
+        )
         self._closed = False  # to new work, since `Drain`
         self._draining: list[int] = []  # `Drain`s that wait for their answer
         self._leave = False
@@ -135,8 +146,15 @@ class EngineLoop:
             self._pause()  # what ran before the engine was idle may not be made up for yet
             if len(self._work) and not self._leave:
                 self._turn()
+            elif self._sessions.probing and not self._leave:
+                self._sessions.run_probe()
         for model in self._models.values():
             model.close()
+
+    @property
+    def _busy(self) -> bool:
+        """Whether there is anything to compute."""
+        return len(self._work) > 0 or self._sessions.probing
 
     def _turn(self) -> None:
         for run in self._work.turn():
@@ -159,7 +177,7 @@ class EngineLoop:
         pacer = self._work.pacer
         if pacer.neutral:
             return
-        while not self._leave and len(self._work) and (left_s := pacer.pause_s(started_s := self._clock())):
+        while not self._leave and self._busy and (left_s := pacer.pause_s(started_s := self._clock())):
             self._report()
             self._progress.paused = True
             try:
@@ -181,7 +199,7 @@ class EngineLoop:
 
     def _next_event(self) -> Event:
         """The next event; raises `queue.Empty` when there is none and there is work to do."""
-        if len(self._work):
+        if self._busy:
             return self._events.get_nowait()
         try:
             return self._events.get(timeout=_SETTLE_AFTER_S)
@@ -206,6 +224,9 @@ class EngineLoop:
             self._progress.run_ends(finished=finished)
         pools = [model.pool_use for model in self._models.values()]
         self._progress.run_pool = max(pools, key=lambda use: use.peak_bytes, default=PoolUse())
+        self._answer(results)
+
+    def _answer(self, results: Results) -> None:
         answers: list[Message] = []
         for request_id, result in results:
             answers += [self._failed(request_id, result)] if isinstance(result, Exception) else result
@@ -227,12 +248,15 @@ class EngineLoop:
         match event:
             case GrammarBuilt():
                 self._grammar_built(event)
+            case SessionBuilt():
+                self._sessions.built(event)
             case Arrived():
                 self._handle_message(event)
         self._open_changed()
 
     def _handle_message(self, event: Arrived) -> None:
         message = event.message
+        self._sessions.arrived(message)
         try:
             match message:
                 case Generate() | Embed() | EmbedAndRank() | InferTensors():
@@ -248,6 +272,20 @@ class EngineLoop:
                     self._send(Done(request_id=message.request_id))
                 case UnloadAdapter():
                     self._unload_adapter(message)
+                case PrepareSession():
+                    self._check_open()
+                    self._sessions.prepare(message)
+                case ReleaseSession():
+                    self._sessions.release(message)
+                case CompareSession():
+                    self._check_open()
+                    self._check_slot(message)
+                    self._sessions.compare(message)
+                case Probe():
+                    idle = not (len(self._work) or self._waiting or self._closed)
+                    self._sessions.probe(message, idle=idle)
+                case UseSessions():
+                    self._sessions.use(message)
                 case Measure():
                     self._measure(message)
                 case GetStats():
@@ -258,6 +296,7 @@ class EngineLoop:
                     self._work.pacer.set_shares(prefill=message.prefill, decode=message.decode, now_s=self._clock())
                 case Drain():
                     self._closed = True
+                    self._sessions.close()
                     self._draining.append(message.request_id)
                 case Shutdown():
                     self._leave = True
@@ -272,8 +311,7 @@ class EngineLoop:
                 os.close(event.fd)
 
     def _open(self, message: Generate | Embed | EmbedAndRank | InferTensors, event: Arrived) -> None:
-        if self._closed:
-            raise EngineError("the engine takes nothing new", code="engine_draining", hint="Ask again in a moment")
+        self._check_open()
         request_id = message.request_id
         if request_id in self._waiting or self._work.holds(request_id):
             raise RequestError(f"request {request_id} is already open", code="request_id_in_use")
@@ -295,6 +333,10 @@ class EngineLoop:
             case InferTensors():
                 self._work.add(model.open_tensors(message, self._clock))
 
+    def _check_open(self) -> None:
+        if self._closed:
+            raise EngineError("the engine takes nothing new", code="engine_draining", hint="Ask again in a moment")
+
     def _model(self, name: str) -> LoadedModel:
         model = self._models.get(name)
         if model is None:
@@ -312,7 +354,7 @@ class EngineLoop:
             assert model.batch is not None, "only decoders open generations"
             model.batch.join(generation)
 
-    def _check_slot(self, request: Generate) -> None:
+    def _check_slot(self, request: Generate | CompareSession) -> None:
         waiting = any(
             (w.request.model, w.request.slot) == (request.model, request.slot) for w in self._waiting.values()
         )
@@ -351,6 +393,8 @@ class EngineLoop:
             self._send(never_started(waiting.request, self._clock() - waiting.at_s))
         elif (job := self._work.remove(target)) is not None:
             self._send(job.cancel())
+        else:
+            self._sessions.cancel(target)
 
     def _trim(self) -> None:
         before_bytes = read_memory().anon_bytes
@@ -364,7 +408,7 @@ class EngineLoop:
         model = self._models.get(name)
         started_s = self._clock()
         if model is None:
-            model = self._models[name] = LoadedModel(message, fd)
+            model = self._models[name] = LoadedModel(message, fd, self._sessions.place)
             give_back_memory()  # loading leaves some megabytes of parsed graph behind
         elif not model.made_by(message, fd):  # a spare engine has loaded what the service then asks it to load
             raise RequestError(f"model {name} is already loaded", code="model_already_loaded", param="model")
@@ -390,6 +434,7 @@ class EngineLoop:
         for request_id in open_ids:
             self._waiting.pop(request_id, None)
             self._send(self._failed(request_id, error))
+        self._sessions.unloaded(message.model, error)
         model.close()
         del model
         give_back_memory()
@@ -435,6 +480,8 @@ class EngineLoop:
             steps=self._progress.steps,
             models=tuple(self._models),
             run_pool=self._progress.run_pool,
+            sessions=self._progress.sessions,
+            session_bytes=self._progress.session_bytes,
         )
 
     def _failed(self, request_id: int, error: Exception) -> Failed:

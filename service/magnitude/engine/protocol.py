@@ -330,8 +330,9 @@ class Finished(Message, frozen=True, kw_only=True, tag="finished"):
 
 
 class StepGroup(msgspec.Struct, frozen=True, kw_only=True):
-    """Graph runs of one shape since the last report: `rows` sequences of `tokens` new positions each. `session`: the
-    one that ran them, None: the model's own."""
+    """Graph runs of one shape since the last report: `rows` sequences of `tokens` new positions each, which
+    above 8 are rounded up to a power of two; `positions` is how many they were in all. `session`: the one that
+    ran them, None: the model's own."""
 
     model: str
     session: SessionSpec | None = None
@@ -341,6 +342,7 @@ class StepGroup(msgspec.Struct, frozen=True, kw_only=True):
     runs: int
     total_s: float
     max_s: float
+    positions: int = 0
 
 
 class Steps(Message, frozen=True, kw_only=True, tag="steps"):
@@ -403,6 +405,8 @@ class PoolUse(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Stats(Message, frozen=True, kw_only=True, tag="stats"):
+    """The engine now. `sessions`: further ones of all models, which took `session_bytes` when they were made."""
+
     request_id: int
     rss_bytes: int
     anon_bytes: int
@@ -410,6 +414,8 @@ class Stats(Message, frozen=True, kw_only=True, tag="stats"):
     steps: int
     models: tuple[str, ...]
     run_pool: PoolUse = PoolUse()
+    sessions: int = 0
+    session_bytes: int = 0
 
 
 class Drained(Message, frozen=True, kw_only=True, tag="drained"):
@@ -420,7 +426,8 @@ class Heartbeat(Message, frozen=True, kw_only=True, tag="heartbeat"):
     """Sent twice a second by a thread of its own. `steps` counts finished graph runs: *that* is progress; the
     message itself only says that the process breathes. `busy_s` is the age of the run under way (0: idle). `paused`:
     no run is under way because the pace does not allow one yet. `counted` is what the processor counted for the
-    engine since it started; None: nothing is counted."""
+    engine since it started; None: nothing is counted. `sessions`: further ones of all models, which took
+    `session_bytes` when they were made."""
 
     steps: int
     open_requests: int
@@ -428,6 +435,8 @@ class Heartbeat(Message, frozen=True, kw_only=True, tag="heartbeat"):
     rss_bytes: int
     run_pool: PoolUse = PoolUse()
     paused: bool = False
+    sessions: int = 0
+    session_bytes: int = 0
     counted: CounterReading | None = None
 
 

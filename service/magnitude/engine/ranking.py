@@ -16,6 +16,7 @@ from magnitude.engine.encoder import Encoder, TextRuns
 from magnitude.engine.encoder_buckets import bucket_tokens, check_ids
 from magnitude.engine.message import Message
 from magnitude.engine.protocol import EmbedAndRank, Failed, Ranked, StepKind
+from magnitude.engine.session_set import RunShape
 from magnitude.errors import RequestError
 
 
@@ -39,6 +40,11 @@ class RankJob:
         self._documents = TextRuns(encoder, request.documents, [])
         self._scores = np.zeros(len(request.documents), np.float32)
         self._run_s = 0.0
+
+    @property
+    def last_run(self) -> RunShape:
+        """What the last `advance` ran."""
+        return self._encoder.last_run
 
     def cancel(self) -> Message:
         """End at once."""

@@ -15,24 +15,36 @@ SMALLEST_PIECE = 4
 
 
 class RunCosts:
-    """Averages by kind of run, for one model."""
+    """Averages by kind of run, for one session of a model.
 
-    def __init__(self) -> None:
+    With nothing measured yet it goes by those of another session, `like`; its first run of a kind tells by which
+    factor its own differ from them.
+    """
+
+    def __init__(self, like: RunCosts | None = None) -> None:
+        self._like = like
         self._decode_s: dict[int, float] = {}  # by rows
         self._piece_s: dict[int, float] = {}  # by new tokens of one row, rounded up to a piece's size
 
     def decoded(self, rows: int, run_s: float) -> None:
+        if not self._decode_s and self._like is not None and (other_s := self._like.decode_s(rows)):
+            self._decode_s = {known: seconds * run_s / other_s for known, seconds in self._like._decode_s.items()}
         self._decode_s[rows] = _average(self._decode_s.get(rows), run_s)
 
     def extended(self, tokens: int, run_s: float) -> None:
         """A piece of a prompt, or a verification, of `tokens` positions took `run_s`."""
         size = _size(tokens)
+        if not self._piece_s and self._like is not None and (other_s := self._like.piece_s(size)):
+            factor = run_s * size / tokens / other_s
+            self._piece_s = {known: seconds * factor for known, seconds in self._like._piece_s.items()}
         self._piece_s[size] = _average(self._piece_s.get(size), run_s * size / tokens)
 
     def decode_s(self, rows: int) -> float:
         """What a decode step of `rows` rows takes: measured, or like the nearest size that was; 0 when none was."""
-        if not self._decode_s or not rows:
+        if not rows:
             return 0.0
+        if not self._decode_s:
+            return self._like.decode_s(rows) if self._like is not None else 0.0
         nearest = min(self._decode_s, key=lambda known: (abs(known - rows), known))
         return self._decode_s[nearest]
 
@@ -42,6 +54,8 @@ class RunCosts:
         Never more than smaller pieces suggest: twice the tokens take at most twice the time, so a size that was
         once measured at a bad moment is tried again.
         """
+        if not self._piece_s and self._like is not None:
+            return self._like.piece_s(size)
         best: float | None = None
         for known, seconds in self._piece_s.items():
             # What a larger piece took is an upper bound, until something smaller was measured.

@@ -38,7 +38,7 @@ def prepare_runtime() -> None:
     onnxruntime.set_default_logger_severity(_FATAL_ONLY)
 
 
-def session_options(threads: int) -> Any:
+def session_options(threads: int, *, arena: bool = False) -> Any:
     """Options of every session.
 
     No optimised graph is ever saved: it would hold for this CPU and this ONNX Runtime only.
@@ -58,16 +58,17 @@ def session_options(threads: int) -> Any:
     # prompts of every length both only grow. Of one run of 8,192 positions among small ones MiniLM kept 347 MB with
     # the arena and 3 MB without; it was as fast (docs/performance.md). Never the run option that shrinks an arena
     # with the arena off: ONNX Runtime refuses the pair.
-    options.enable_cpu_mem_arena = False
+    options.enable_cpu_mem_arena = arena
     options.enable_mem_pattern = False
     return options
 
 
-def open_session(path: Path, threads: int) -> Any:
+def open_session(path: Path, threads: int, *, arena: bool = False) -> Any:
     """An `InferenceSession` of the graph at `path`. Raises `ModelError` with the file, the cause and a hint."""
     check_graph_file(path)
     try:
-        return onnxruntime.InferenceSession(str(path), session_options(threads), providers=list(PROVIDERS))
+        options = session_options(threads, arena=arena)
+        return onnxruntime.InferenceSession(str(path), options, providers=list(PROVIDERS))
     except MemoryError:
         raise
     except Exception as error:  # ONNX Runtime's exceptions have no common root

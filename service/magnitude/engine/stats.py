@@ -65,6 +65,8 @@ class Progress:
         self.steps = 0
         self.open_requests = 0
         self.run_pool = PoolUse()
+        self.sessions = 0  # further ones of all models, and what they took when they were made
+        self.session_bytes = 0
         self.paused = False  # between two runs, because the pace does not allow one yet
 
     def run_begins(self) -> None:

@@ -13,7 +13,9 @@ from numpy.typing import NDArray
 from magnitude.engine.decoder import run_failed
 from magnitude.engine.message import Message
 from magnitude.engine.protocol import Failed, InferTensors, StepKind, Tensor, TensorInfo, TensorsOut
+from magnitude.engine.session_set import RunShape, SessionSet
 from magnitude.engine.sessions import DTYPES, describe
+from magnitude.engine.thread_place import ThreadPlace
 from magnitude.errors import EngineError, RequestError
 
 _KNOWN_DTYPES = frozenset(DTYPES.values())
@@ -62,14 +64,23 @@ def feed_of(tensors: Sequence[Tensor], wanted: Sequence[TensorInfo]) -> dict[str
 
 
 class TensorJob:
-    """One `InferTensors` request: one run."""
+    """One `InferTensors` request: one run, by the session that `sessions` names."""
 
-    def __init__(self, request: InferTensors, session: Any, clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(
+        self,
+        request: InferTensors,
+        session: Any,
+        clock: Callable[[], float] = time.monotonic,
+        sessions: SessionSet | None = None,
+        place: ThreadPlace | None = None,
+    ) -> None:
         self.request_id = request.request_id
         self.model = request.model
         self.kind: StepKind = "tensors"
         self.finished = False
-        self._session = session
+        self.last_run = RunShape()
+        self._sessions = sessions if sessions is not None else SessionSet(session)
+        self._place = place
         self._clock = clock
         self._feed = feed_of(request.inputs, describe(session.get_inputs()))
         names = [info.name for info in describe(session.get_outputs())]
@@ -86,9 +97,13 @@ class TensorJob:
         return Failed(request_id=self.request_id, code="cancelled", message="the request was cancelled")
 
     def advance(self) -> list[Message]:
+        by = self._sessions.take("prefill")
+        self.last_run = RunShape(session=by)
+        if self._place is not None:
+            self._place.go(by)
         started_s = self._clock()
         try:
-            arrays = self._session.run(self._outputs, self._feed)
+            arrays = self._sessions.get(by).run(self._outputs, self._feed)
         except MemoryError:
             raise
         except Exception as error:  # ONNX Runtime's exceptions have no common root

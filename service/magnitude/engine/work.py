@@ -14,6 +14,7 @@ from collections.abc import Callable, Iterator
 from functools import partial
 
 from magnitude.engine.batch import Outcome, Ran, RunningBatch
+from magnitude.engine.comparing import CompareJob
 from magnitude.engine.generation import Generation
 from magnitude.engine.loaded import LoadedModel, RunJob
 from magnitude.engine.message import Message
@@ -50,7 +51,14 @@ class Work:
         return any(job.request_id == request_id for job in self._all())
 
     def slot_taken(self, model: str, slot: int) -> bool:
-        return any((member.model, member.slot) == (model, slot) for member in self._generations())
+        taken = [(member.model, member.slot) for member in self._generations()]
+        taken += [(job.model, job.slot) for job in self.comparisons]
+        return (model, slot) in taken
+
+    @property
+    def comparisons(self) -> list[CompareJob]:
+        """All that compare sessions."""
+        return [job for job in self._jobs if isinstance(job, CompareJob)]
 
     def remove(self, request_id: int) -> Generation | RunJob | None:
         """Take a job out, at once; None when there is none of that id."""
@@ -109,7 +117,7 @@ class Work:
 
     def _ran(self, model: str, ran: Ran) -> None:
         now_s = self._clock()
-        self.report.add(model, ran.kind, ran.rows, ran.tokens, run_s=ran.run_s, now_s=now_s)
+        self.report.add(model, ran.kind, ran.rows, ran.tokens, run_s=ran.run_s, now_s=now_s, session=ran.session)
         self.pacer.ran(phase_of(ran.kind), ran.run_s, now_s)
 
     def _limit_s(self, phase: Phase) -> float | None:
@@ -120,7 +128,7 @@ class Work:
         if not waiting:
             return longest_s
         limit_s = min(self._models[name].max_inter_token_s for name, _ in waiting)
-        steps_s = sum(batch.costs.decode_s(batch.decoding) for _, batch in waiting)
+        steps_s = sum(batch.step_s for _, batch in waiting)
         left_s = max(0.0, limit_s - (steps_s + self._verified_s) / self.pacer.share("decode"))
         left_s *= self.pacer.share(phase)
         return left_s if longest_s is None else min(left_s, longest_s)
@@ -138,7 +146,11 @@ class Work:
         except Exception as error:
             job.finished = True
             result = error
-        self._ran(job.model, Ran(job.kind, 1, 1, self._clock() - started_s))
+        run_s, shape = self._clock() - started_s, job.last_run
+        if shape is not None:
+            self._ran(job.model, Ran(job.kind, shape.rows, shape.tokens, run_s, shape.session))
+        else:
+            self.pacer.ran(phase_of(job.kind), run_s, self._clock())
         if not job.finished:
             self._jobs.append(job)
         return [(job.request_id, result)]

@@ -20,8 +20,8 @@ from magnitude.board.boot import Stamp
 from magnitude.engine.message import Message
 from magnitude.engine.protocol import Embed, EmbedAndRank, Generate, InferTensors, SamplerSettings, StepGroup
 from magnitude.errors import MagnitudeError
+from magnitude.feedback.circumstances import Circumstances, PlanFacts
 from magnitude.feedback.run_series import RunFigures
-from magnitude.feedback.situation import PlanFacts, Situation
 from magnitude.governor.memory_state import MemoryState
 from magnitude.models.adapters import AdapterDescription
 from magnitude.models.description import ModelDescription
@@ -142,7 +142,7 @@ class FailureBundle(msgspec.Struct, frozen=True, kw_only=True):
     versions: dict[str, str]
     requests: list[FailedRequest]
     models: list[ServedModel]
-    situation: Situation
+    circumstances: Circumstances
     step_deadline_s: float
     memory: MemoryState = MemoryState()
     series: list[Beat] = []

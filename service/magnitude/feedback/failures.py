@@ -34,8 +34,8 @@ from magnitude.feedback.bundles import (
     read_bundle,
     shape_of,
 )
+from magnitude.feedback.circumstances import Circumstances
 from magnitude.feedback.run_series import RunFigures
-from magnitude.feedback.situation import Situation
 from magnitude.governor.memory_state import MemoryState
 from magnitude.persist import write_atomic
 from magnitude.supervise.loss import EngineLoss
@@ -70,7 +70,7 @@ class Surroundings(msgspec.Struct, frozen=True, kw_only=True):
     """Who is asked what at a loss. All answer at once, on the event loop."""
 
     models: Callable[[], Sequence[ServedModel]]
-    situation: Callable[[], Situation]
+    circumstances: Callable[[], Circumstances]
     last_lines: Callable[[], Sequence[str]]
     figures: Callable[[], list[RunFigures]]
     versions: Callable[[], dict[str, str]]
@@ -150,7 +150,7 @@ class FailureLog:
             versions=around.versions(),
             requests=requests,
             models=list(around.models()),
-            situation=around.situation(),
+            circumstances=around.circumstances(),
             memory=around.memory(),
             step_deadline_s=around.step_deadline_s,
             series=beats,

@@ -5,7 +5,7 @@ Everything sits in a registry of its own, so that tests and several services in 
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
 
@@ -14,9 +14,11 @@ from magnitude.feedback.board_metrics import BoardCollector
 from magnitude.feedback.memory_metrics import MemoryCollector
 from magnitude.feedback.run_series import RunFigures
 from magnitude.feedback.schedule_metrics import RunCollector, ScheduleCollector
+from magnitude.feedback.strategy_metrics import StrategyCollector
 from magnitude.governor.memory_state import MemoryState
 from magnitude.governor.thermal_report import BoardView
 from magnitude.schedule.figures import ScheduleFigures
+from magnitude.schedule.strategy_report import StrategyState
 
 # From a warm short prompt on a desktop (20 ms) to 4,000 tokens on a Pi 5 (about a minute).
 _TTFT_BUCKETS_S = (0.02, 0.05, 0.1, 0.2, 0.4, 0.8, 1.5, 3.0, 6.0, 12.0, 25.0, 50.0, 100.0)
@@ -138,6 +140,8 @@ class Metrics:
         on.register(self._board)
         self._memory = MemoryCollector()
         on.register(self._memory)
+        self._strategies = StrategyCollector()
+        on.register(self._strategies)
         self.engine_restarts = Gauge(
             "magnitude_engine_restarts", "Times the engine was started again since the service started.", registry=on
         )
@@ -191,6 +195,10 @@ class Metrics:
     def watch_board(self, view: Callable[[], BoardView]) -> None:
         """Like `watch_memory`, for heat, clocks and supply."""
         self._board.source = view
+
+    def watch_strategies(self, states: Callable[[], Mapping[str, StrategyState]]) -> None:
+        """Like `watch_memory`, for the strategy loops."""
+        self._strategies.source = states
 
     def watch_runs(self, figures: Callable[[], list[RunFigures]]) -> None:
         """Like `watch_memory`, for graph runs by shape."""

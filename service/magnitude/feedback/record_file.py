@@ -1,4 +1,4 @@
-"""`records.db`: the file with the rows of tasks, bounded in size, and set aside when it cannot be used.
+"""`records.db`: the file with the rows of tasks and decisions, bounded in size, and set aside when it cannot be used.
 
 SQLite in WAL mode: one transaction is one sequential write and one fsync, and after a crash or a power cut at any
 moment the file holds every transaction that was reported committed, and nothing of the others. A file that is broken,
@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import logging
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -21,7 +21,8 @@ from magnitude.board.boot import EARLIEST_S, Stamp
 from magnitude.board.storage import free_bytes
 from magnitude.errors import MagnitudeError
 from magnitude.feedback import record_table
-from magnitude.feedback.record_table import APPLICATION_ID, SCHEMA, STEPS
+from magnitude.feedback.decisions import DecisionRow
+from magnitude.feedback.record_table import APPLICATION_ID, DATED, SCHEMA, STEPS
 from magnitude.feedback.records import TaskRow
 from magnitude.persist import set_aside, sync_folder
 
@@ -58,11 +59,13 @@ class FileBroken(Exception):
 
 
 class RecordLimits(msgspec.Struct, frozen=True, kw_only=True):
-    """`max_bytes` counts the database, `max_rows` what is in it; `reserve_bytes` of the disk stay
-    free."""
+    """`max_bytes` counts the database, `max_rows` its tasks and `max_decisions` its decisions; `reserve_bytes` of the
+    disk stay free."""
 
     max_bytes: int = 16 * 1024 * 1024
     max_rows: int = 200_000
+    # A day of a board that is hot all day, at what its governor decides in a minute; about 6 MB.
+    max_decisions: int = 20_000
     keep_s: float = 30 * DAY_S
     reserve_bytes: int = 64 * 1024 * 1024
 
@@ -80,7 +83,7 @@ class RecordFile:
             status = path.stat()
             self._identity = (status.st_dev, status.st_ino)
 
-    def append(self, rows: Sequence[TaskRow]) -> None:
+    def append(self, rows: Sequence[TaskRow | DecisionRow]) -> None:
         """Write `rows` in one transaction; they are on the disk when this returns. Makes room first.
 
         Raises `StorageRefuses`, and `FileBroken` when the file has to be opened anew.
@@ -88,7 +91,8 @@ class RecordFile:
         with _storage_errors(self.path):
             self._check_room()
             with self._transaction() as connection:
-                self._make_room(connection, len(rows))
+                decisions = sum(isinstance(row, DecisionRow) for row in rows)
+                self._make_room(connection, {"tasks": len(rows) - decisions, "decisions": decisions})
                 record_table.insert(connection, rows)
             self._shrink()
 
@@ -101,20 +105,29 @@ class RecordFile:
         """
         latest_s = now.wall_s - self._limits.keep_s
         with _storage_errors(self.path):
-            most = max(1, int(self._rows() * PRUNED_SHARE))
-            old = self._connection.execute(
-                "SELECT id FROM tasks WHERE wall_s BETWEEN ? AND ? ORDER BY id LIMIT ?", (EARLIEST_S, latest_s, most)
-            ).fetchall()
-            if not old:
+            old = {table: self._older(table, latest_s) for table in DATED}
+            if not any(old.values()):
                 return 0
             with self._transaction() as connection:
-                connection.executemany("DELETE FROM tasks WHERE id = ?", old)
+                for table, ids in old.items():
+                    connection.executemany(f"DELETE FROM {table} WHERE id = ?", ids)  # noqa: S608 - a name of ours
                 connection.execute(
                     "DELETE FROM plans WHERE plan_id NOT IN (SELECT plan FROM tasks WHERE plan NOT NULL)"
                 )
-                connection.execute("DELETE FROM boots WHERE id NOT IN (SELECT boot FROM tasks)")
+                connection.execute(
+                    "DELETE FROM strategies WHERE strategy_id NOT IN (SELECT strategy FROM tasks WHERE strategy "
+                    "NOT NULL UNION SELECT strategy FROM decisions WHERE strategy NOT NULL)"
+                )
+                connection.execute(
+                    "DELETE FROM boots WHERE id NOT IN (SELECT boot FROM tasks UNION SELECT boot FROM decisions)"
+                )
             self._shrink()
-            return len(old)
+            return sum(map(len, old.values()))
+
+    def last_ids(self) -> dict[str, int]:
+        """The newest row of each table. Raises as `append` does."""
+        with _storage_errors(self.path), _file_errors():
+            return record_table.last_ids(self._connection)
 
     @property
     def in_place(self) -> bool:
@@ -193,7 +206,7 @@ class RecordFile:
             if schema < SCHEMA:
                 connection.execute(f"PRAGMA user_version = {SCHEMA}")
             connection.execute("COMMIT")
-            record_table.recent(connection, 1)  # the columns are those that we know
+            record_table.probe(connection)  # the columns are those that we know
         if fresh:
             sync_folder(self.path.parent)
 
@@ -209,24 +222,34 @@ class RecordFile:
                     self._connection.execute("ROLLBACK")
                 raise
 
-    def _rows(self) -> int:
+    def _rows(self, table: str) -> int:
         """At most so many: ids grow by one, and mostly the oldest go."""
-        first, last = self._connection.execute("SELECT min(id), max(id) FROM tasks").fetchone()
+        first, last = self._connection.execute(f"SELECT min(id), max(id) FROM {table}").fetchone()  # noqa: S608
         return last - first + 1 if last is not None else 0
 
-    def _make_room(self, connection: sqlite3.Connection, coming: int) -> None:
-        rows = self._rows()
+    def _older(self, table: str, latest_s: float) -> list[tuple[int]]:
+        most = max(1, int(self._rows(table) * PRUNED_SHARE))
+        return self._connection.execute(
+            f"SELECT id FROM {table} WHERE wall_s BETWEEN ? AND ? ORDER BY id LIMIT ?",  # noqa: S608 - a name of ours
+            (EARLIEST_S, latest_s, most),
+        ).fetchall()
+
+    def _make_room(self, connection: sqlite3.Connection, coming: Mapping[str, int]) -> None:
+        limits = {"tasks": self._limits.max_rows, "decisions": self._limits.max_decisions}
+        rows = {table: self._rows(table) for table in DATED}
         used_pages = _pragma(connection, "page_count") - _pragma(connection, "freelist_count")
         used_bytes = used_pages * _pragma(connection, "page_size")
+        kept = sum(rows.values())
         # Rows are alike, so what is coming needs as much as what is there, row by row.
-        expected_bytes = used_bytes + coming * (used_bytes // rows if rows else 0)
-        if expected_bytes <= self._limits.max_bytes and rows + coming <= self._limits.max_rows:
-            return
-        surplus = max(rows + coming - self._limits.max_rows, 0)
-        connection.execute(
-            "DELETE FROM tasks WHERE id IN (SELECT id FROM tasks ORDER BY id LIMIT ?)",
-            (max(surplus, int(rows * PRUNED_SHARE), min(coming, rows)),),
-        )
+        expected_bytes = used_bytes + sum(coming.values()) * (used_bytes // kept if kept else 0)
+        full = expected_bytes > self._limits.max_bytes
+        for table in DATED:
+            surplus = max(rows[table] + coming[table] - limits[table], 0)
+            if full or surplus:
+                connection.execute(
+                    f"DELETE FROM {table} WHERE id IN (SELECT id FROM {table} ORDER BY id LIMIT ?)",  # noqa: S608
+                    (max(surplus, int(rows[table] * PRUNED_SHARE), min(coming[table], rows[table])),),
+                )
 
     def _shrink(self) -> None:
         """Give pages back that the file does not need below its limit."""
@@ -264,7 +287,7 @@ def reading(path: Path) -> Iterator[sqlite3.Connection]:
         connection = sqlite3.connect(f"{uri}?{options}", uri=True, isolation_level=None)
         try:
             connection.execute(f"PRAGMA busy_timeout = {BUSY_MS}")
-            record_table.recent(connection, 1)
+            record_table.probe(connection)
             break
         except sqlite3.Error as error:
             connection.close()

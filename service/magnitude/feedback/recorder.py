@@ -16,13 +16,19 @@ from magnitude.config.records import RecordsSettings
 from magnitude.engine.protocol import Heartbeat, Hello
 from magnitude.errors import MagnitudeError
 from magnitude.feedback.bundles import FOLDER, ServedModel, Victim
+from magnitude.feedback.circumstances import ChosenBy, CircumstanceView, PlanFacts
+from magnitude.feedback.decisions import DecisionRow, row_of
 from magnitude.feedback.failures import FailureLimits, FailureLog, Surroundings
+from magnitude.feedback.peaks import Peaks
 from magnitude.feedback.record_file import DAY_S, RecordLimits
 from magnitude.feedback.record_store import RecordStore
 from magnitude.feedback.records import Feedback, TaskRow
-from magnitude.feedback.situation import PlanFacts, Situations
+from magnitude.governor.decision import Decision
+from magnitude.governor.memory_ladder import Step
 from magnitude.governor.memory_sight import MemorySight
 from magnitude.governor.memory_state import MemoryState
+from magnitude.policy.strategy import Strategy
+from magnitude.policy.terms import BoardSeen, Decided
 from magnitude.supervise.loss import EngineLoss
 
 log = logging.getLogger(__name__)
@@ -73,15 +79,21 @@ class Recorder:
         last_lines: Callable[[], Sequence[str]],
         step_deadline_s: float,
         temperature_c: Callable[[], float | None] = lambda: None,
+        throttled: Callable[[], bool | None] = lambda: None,
+        board: Callable[[], BoardSeen | None] = lambda: None,
+        chosen: Callable[[str], ChosenBy] = lambda model: ChosenBy(),
         clocks: Clocks | None = None,
     ) -> None:
         """`load` gives waiting and running requests, `plan` how the model of a name runs now, `models` all that it
-        takes to run each of them in the same way."""
-        clocks = clocks or Clocks()
+        takes to run each of them in the same way; `throttled` whether anything holds the board back now, `board` how
+        the loop sees it, `chosen` the strategy in force for the model of a name."""
+        self._clocks = clocks = clocks or Clocks()
+        self._throttled_now = throttled
+        self._engine_rss_bytes, self._throttled = Peaks(), Peaks()
         self._engine = engine
         self._plan = plan
         self._onnxruntime = ""
-        self._situations = Situations(
+        self._circumstances = CircumstanceView(
             plan=plan,
             load=load,
             restarts=restarts,
@@ -89,18 +101,27 @@ class Recorder:
             memory=lambda: memory().sight,
             memory_step=lambda: memory().step,
             temperature_c=temperature_c,
+            board=board,
+            chosen=chosen,
+            throttled=self._throttled_within,
         )
         self.store: RecordStore | None = None
         if settings.max_bytes:
             self.store = RecordStore(state / RECORDS_FILE, record_limits(settings), clocks=clocks)
         keep: Callable[[TaskRow], None] | None = self.store.add if self.store is not None else None
-        self.feedback = Feedback(situation=self._situations.of, keep=keep, clocks=clocks)
+        self.feedback = Feedback(
+            circumstances=self._circumstances.of,
+            peak_rss_bytes=self._peak_rss_bytes_within,
+            heat=lambda: seen.heat if (seen := board()) is not None else None,
+            keep=keep,
+            clocks=clocks,
+        )
         self.failures = FailureLog(
             state / FOLDER,
             failure_limits(settings),
             Surroundings(
                 models=models,
-                situation=lambda: self._situations.of(""),
+                circumstances=lambda: self._circumstances.of(""),
                 last_lines=last_lines,
                 figures=self.feedback.runs.figures,
                 versions=self._versions,
@@ -115,6 +136,37 @@ class Recorder:
     def start(self) -> None:
         if self.store is not None:
             self.store.start()
+
+    def beat(self, heartbeat: Heartbeat) -> None:
+        """The engine breathes: twice a second."""
+        now_s = self._clocks.monotonic()
+        self._engine_rss_bytes.add(heartbeat.rss_bytes, now_s)
+        throttled = self._throttled_now()
+        if throttled is not None:
+            self._throttled.add(throttled, now_s)
+        self.failures.beat(heartbeat)
+
+    def decided(self, decided: Decided, model: str, strategy: Strategy | None = None) -> None:
+        """Keep a decision of the strategy loop about `model`, made while `strategy` was in force."""
+        self._keep_decision(row_of(decided, model, self._clocks.now(), strategy))
+
+    def board_decided(self, decision: Decision) -> None:
+        """Keep a decision about heat, clocks or supply."""
+        self._keep_decision(
+            DecisionRow(
+                stamp=self._clocks.now(),
+                source=decision.source,
+                kind=decision.kind,
+                what=decision.what,
+                reason=decision.reason,
+            )
+        )
+
+    def memory_step_taken(self, step: Step, what: str, reason: str) -> None:
+        """Keep a step against a shortage of memory."""
+        self._keep_decision(
+            DecisionRow(stamp=self._clocks.now(), source="memory", kind=step, what=what, reason=reason)
+        )
 
     def engine_up(self) -> None:
         """An engine serves. With the first one the running picture begins, with what is known from before."""
@@ -148,6 +200,18 @@ class Recorder:
         return found
 
     # --- inside ---
+
+    def _keep_decision(self, row: DecisionRow) -> None:
+        if self.store is not None:
+            self.store.add_decision(row)
+
+    def _peak_rss_bytes_within(self, ran_s: float) -> int | None:
+        peak = self._engine_rss_bytes.since(self._clocks.monotonic() - ran_s)
+        return int(peak) if peak is not None else None
+
+    def _throttled_within(self, ran_s: float) -> bool | None:
+        peak = self._throttled.since(self._clocks.monotonic() - ran_s)
+        return bool(peak) if peak is not None else None
 
     def _versions(self) -> dict[str, str]:
         return {**program_versions(), "onnxruntime": self._onnxruntime}

@@ -9,9 +9,10 @@ from typing import Literal, get_args
 import msgspec
 
 from magnitude.board.boot import Clocks, Stamp
+from magnitude.feedback.circumstances import Circumstances
 from magnitude.feedback.run_series import RunSeries
 from magnitude.feedback.running import RunningFigures
-from magnitude.feedback.situation import Situation
+from magnitude.policy.situation import Heat, Situation
 
 Outcome = Literal["ok", "cancelled", "timed_out", "killed", "out_of_memory", "refused", "failed"]
 OUTCOMES: tuple[Outcome, ...] = get_args(Outcome)
@@ -30,8 +31,7 @@ _BY_CODE: dict[str, Outcome] = {
     "engine_not_ready": "refused",
     "request_quarantined": "refused",
 }
-# Old tasks of each series that the picture starts with: half of what a mean remembers, so that ten new tasks weigh
-# as much as all of the old ones.
+# Old tasks of each series that the picture starts with: ten new tasks weigh as much as all of them.
 RESTORED_TASKS = 10
 
 
@@ -54,6 +54,8 @@ class TaskRecord(msgspec.Struct, frozen=True, kw_only=True):
     drafted_tokens: int = 0
     accepted_tokens: int = 0
     request: str = ""  # the id that the client and the log know it by
+    strategy: str = ""  # id of the strategy that it ran with; "": that in force when it ended
+    peak_rss_bytes: int | None = None  # the engine's highest while it ran, as far as its heartbeats tell
 
 
 class TaskRow(msgspec.Struct, frozen=True, kw_only=True):
@@ -61,12 +63,25 @@ class TaskRow(msgspec.Struct, frozen=True, kw_only=True):
 
     stamp: Stamp
     task: TaskRecord
-    situation: Situation = Situation()
+    circumstances: Circumstances = Circumstances()
 
 
 def outcome_of(task: TaskRecord) -> Outcome:
     """What became of a task, told apart by its error code where it only says that it failed."""
     return _BY_CODE.get(task.code, "failed") if task.outcome == "failed" else task.outcome
+
+
+def situation_of(task: TaskRecord, moment: Situation) -> Situation:
+    """What `task` itself was to its strategy; the board and the queue are those of the `moment` at which it ended."""
+    computed_tokens = task.prompt_tokens - task.cached_tokens
+    cached_share = task.cached_tokens / task.prompt_tokens if task.prompt_tokens else 0.0
+    return msgspec.structs.replace(
+        moment,
+        task=task.kind,
+        tokens=max(1, computed_tokens),
+        rows=max(1, round(task.batch)),
+        prefix="none" if not task.cached_tokens else "most" if cached_share > 0.5 else "part",
+    )
 
 
 class TaskFigures(msgspec.Struct, frozen=True, kw_only=True):
@@ -100,55 +115,88 @@ class _Series:
         self.batch = RunningFigures()
         self.count = self.failed = self.cancelled = 0
 
-    def add(self, task: TaskRecord) -> None:
+    def count_in(self, task: TaskRecord, now_s: float) -> None:
+        self.count += 1
+        self.failed += task.outcome in FAILURES
+        self.cancelled += task.outcome == "cancelled"
+        if task.outcome == "ok":
+            self.add(task, now_s)
+
+    def add(self, task: TaskRecord, now_s: float) -> None:
         """A task that went well."""
-        self.queue.add(task.queue_s)
-        self.run.add(task.prefill_s + task.decode_s)
+        self.queue.add(task.queue_s, now_s)
+        self.run.add(task.prefill_s + task.decode_s, now_s)
         computed_tokens = task.prompt_tokens - task.cached_tokens
         if task.prefill_s > 0 and computed_tokens > 0:
-            self.prefill_rate.add(computed_tokens / task.prefill_s)
+            self.prefill_rate.add(computed_tokens / task.prefill_s, now_s)
         if task.prompt_tokens:
-            self.cached.add(task.cached_tokens / task.prompt_tokens)
+            self.cached.add(task.cached_tokens / task.prompt_tokens, now_s)
         if task.drafted_tokens:
-            self.accepted.add(task.accepted_tokens / task.drafted_tokens)
+            self.accepted.add(task.accepted_tokens / task.drafted_tokens, now_s)
         if task.batch:
-            self.batch.add(task.batch)
+            self.batch.add(task.batch, now_s)
         # The first token is the prefill's; a rate needs the steps after it.
         if task.decode_s > 0 and task.new_tokens > 1:
-            self.decode_rate.add((task.new_tokens - 1) / task.decode_s)
+            self.decode_rate.add((task.new_tokens - 1) / task.decode_s, now_s)
+
+    def figures(self) -> TaskFigures:
+        return TaskFigures(
+            count=self.count,
+            failed=self.failed,
+            cancelled=self.cancelled,
+            queue_p95_s=self.queue.quantile(0.95),
+            prefill_tokens_per_s=self.prefill_rate.mean,
+            decode_tokens_per_s=self.decode_rate.mean,
+            run_p50_s=self.run.quantile(0.5),
+            run_p95_s=self.run.quantile(0.95),
+            queue_p50_s=self.queue.quantile(0.5),
+            queue_p99_s=self.queue.quantile(0.99),
+            run_p99_s=self.run.quantile(0.99),
+            cached_share=self.cached.mean,
+            accepted_share=self.accepted.mean,
+            batch=self.batch.mean,
+        )
 
 
 class Feedback:
     """Collects task records: into running figures by (kind, model), and to where they are kept.
 
-    `situation` tells what a task of that model met, `keep` takes each finished row; it must not block.
+    `circumstances` tells what a task of that model met that ran for the last seconds, `peak_rss_bytes` the engine's
+    highest memory in them, `heat` how warm the board is; `keep` takes each finished row, and must not block.
     """
 
     def __init__(
         self,
         *,
-        situation: Callable[[str], Situation] | None = None,
+        circumstances: Callable[[str, float], Circumstances] | None = None,
+        peak_rss_bytes: Callable[[float], int | None] = lambda ran_s: None,
+        heat: Callable[[], Heat | None] = lambda: None,
         keep: Callable[[TaskRow], None] | None = None,
         clocks: Clocks | None = None,
     ) -> None:
-        self.runs = RunSeries()
+        self._clocks = clocks or Clocks()
+        self.runs = RunSeries(self._clocks.monotonic)
         self.generated_tokens = 0  # by all answers together, as they come
         self._series: dict[tuple[str, str], _Series] = {}
-        self._situation = situation
+        self._by_heat: dict[tuple[str, str, Heat], _Series] = {}
+        self._circumstances = circumstances
+        self._peak_rss_bytes = peak_rss_bytes
+        self._heat = heat
         self._keep = keep
-        self._clocks = clocks or Clocks()
 
     def record(self, task: TaskRecord) -> None:
         task = msgspec.structs.replace(task, outcome=outcome_of(task))
-        series = self._series.setdefault((task.kind, task.model), _Series())
-        series.count += 1
-        series.failed += task.outcome in FAILURES
-        series.cancelled += task.outcome == "cancelled"
-        if task.outcome == "ok":
-            series.add(task)
+        now_s = self._clocks.monotonic()
+        self._series.setdefault((task.kind, task.model), _Series()).count_in(task, now_s)
+        if (heat := self._heat()) is not None:
+            self._by_heat.setdefault((task.kind, task.model, heat), _Series()).count_in(task, now_s)
         if self._keep is not None:
-            situation = self._situation(task.model) if self._situation is not None else Situation()
-            self._keep(TaskRow(stamp=self._clocks.now(), task=task, situation=situation))
+            ran_s = task.prefill_s + task.decode_s
+            met = self._circumstances(task.model, ran_s) if self._circumstances is not None else Circumstances()
+            if met.chosen is not None:
+                met = msgspec.structs.replace(met, chosen=situation_of(task, met.chosen))
+            task = msgspec.structs.replace(task, peak_rss_bytes=self._peak_rss_bytes(ran_s))
+            self._keep(TaskRow(stamp=self._clocks.now(), task=task, circumstances=met))
 
     def restore(self, rows: Iterable[TaskRow], plan_of: Callable[[str], str]) -> int:
         """Start the picture with what went well before, as far as it was computed in the same way; the number of
@@ -159,7 +207,7 @@ class Feedback:
         taken: dict[tuple[str, str], list[TaskRecord]] = {}
         counts: Counter[tuple[str, str]] = Counter()
         for row in rows:
-            key, plan = (row.task.kind, row.task.model), row.situation.plan
+            key, plan = (row.task.kind, row.task.model), row.circumstances.plan
             if row.task.outcome != "ok" or plan is None or plan.plan_id != plan_of(row.task.model):
                 continue
             if counts[key] < RESTORED_TASKS and key not in self._series:
@@ -168,27 +216,13 @@ class Feedback:
         for known, tasks in taken.items():
             series = self._series.setdefault(known, _Series())
             for task in reversed(tasks):
-                series.add(task)
+                series.add(task, self._clocks.monotonic())
         return counts.total()
 
     def figures(self) -> dict[str, TaskFigures]:
         """Figures by "kind model"."""
-        return {
-            f"{kind} {model}": TaskFigures(
-                count=series.count,
-                failed=series.failed,
-                cancelled=series.cancelled,
-                queue_p95_s=series.queue.quantile(0.95),
-                prefill_tokens_per_s=series.prefill_rate.mean,
-                decode_tokens_per_s=series.decode_rate.mean,
-                run_p50_s=series.run.quantile(0.5),
-                run_p95_s=series.run.quantile(0.95),
-                queue_p50_s=series.queue.quantile(0.5),
-                queue_p99_s=series.queue.quantile(0.99),
-                run_p99_s=series.run.quantile(0.99),
-                cached_share=series.cached.mean,
-                accepted_share=series.accepted.mean,
-                batch=series.batch.mean,
-            )
-            for (kind, model), series in self._series.items()
-        }
+        return {f"{kind} {model}": series.figures() for (kind, model), series in self._series.items()}
+
+    def figures_by_heat(self) -> dict[str, TaskFigures]:
+        """The same by "kind model heat", where heat is known: what a cool board does says little of a hot one."""
+        return {" ".join(key): series.figures() for key, series in sorted(self._by_heat.items())}

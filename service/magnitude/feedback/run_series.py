@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import time
+from collections.abc import Callable
+
 import msgspec
 
 from magnitude.engine.pace import phase_of
@@ -35,9 +38,11 @@ class RunTimes(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class RunSeries:
-    """Collects the engine's reports. The P95 is over reports, each half a second of runs."""
+    """Collects the engine's reports. The P95 is that of their means, each over half a second of runs, and each counts
+    as many times as there were runs in it."""
 
-    def __init__(self) -> None:
+    def __init__(self, monotonic: Callable[[], float] = time.monotonic) -> None:
+        self._monotonic = monotonic
         self.times = RunTimes()
         self._series: dict[tuple[str, StepKind, int, int], RunningFigures] = {}
         self._runs: dict[tuple[str, StepKind, int, int], int] = {}
@@ -49,12 +54,13 @@ class RunSeries:
         self.times = RunTimes(
             prefill_s=spent["prefill"], decode_s=spent["decode"], paused_s=self.times.paused_s + steps.paused_s
         )
+        now_s = self._monotonic()
         for group in steps.groups:
             key = (group.model, group.kind, group.rows, group.tokens)
             if key not in self._series and len(self._series) >= MAX_SHAPES:
                 oldest = next(iter(self._series))
                 del self._series[oldest], self._runs[oldest]
-            self._series.setdefault(key, RunningFigures()).add(group.total_s / group.runs)
+            self._series.setdefault(key, RunningFigures()).add(group.total_s / group.runs, now_s, group.runs)
             self._runs[key] = self._runs.get(key, 0) + group.runs
 
     def figures(self) -> list[RunFigures]:

@@ -1,49 +1,31 @@
-"""Mean, spread and quantiles of a series in constant memory."""
+"""Mean and quantiles of a series in constant memory, recent samples weighing more."""
 
 from __future__ import annotations
 
-import math
+from magnitude.policy.ageing import AgedAverage, AgedQuantiles
 
-# Weight of the newest sample: the mean's memory is about 1 / 0.05 = 20 tasks, so that a device that has warmed up
-# forgets its cold start within twenty tasks.
-SMOOTHING = 0.05
-# Latencies fall into buckets that grow by 10 %: a P95 from them is at most 10 % off, in 230 counters from 1 ms
-# to an hour.
-BUCKET_GROWTH = 1.1
-FIRST_BUCKET_S = 0.001
+# A bare board's heat follows its load with a time constant of 400 s at its slowest (`board/profiles/pi5-bare.yaml`),
+# so that half of a change is there after 400 s * ln 2 = 277 s: what was measured before it fades as it comes.
+HALF_LIFE_S = 300.0
 
 
 class RunningFigures:
-    """Mean, spread and quantiles of a series in constant memory, recent samples weighing more."""
+    """Pure: times are monotonic seconds."""
 
     def __init__(self) -> None:
-        self.count = 0
-        self.mean = 0.0
-        self._weights: dict[int, float] = {}
-        self._unit = 1.0
+        self._average = AgedAverage(HALF_LIFE_S)
+        self._quantiles = AgedQuantiles(HALF_LIFE_S)
 
-    def add(self, value: float) -> None:
-        self.count += 1
-        weight = max(SMOOTHING, 1.0 / self.count)
-        self.mean += weight * (value - self.mean)
-        bucket = 0
-        if value > FIRST_BUCKET_S:
-            bucket = math.ceil(math.log(value / FIRST_BUCKET_S, BUCKET_GROWTH))
-        # Growing the newcomer's weight instead of shrinking all the others costs one multiplication a sample.
-        self._unit /= 1.0 - SMOOTHING
-        self._weights[bucket] = self._weights.get(bucket, 0.0) + self._unit
-        if self._unit > 1e100:
-            self._weights = {key: kept / self._unit for key, kept in self._weights.items()}
-            self._unit = 1.0
+    def add(self, value: float, now_s: float, weight: float = 1.0) -> None:
+        """Count `value` as `weight` samples."""
+        self._average.add(value, weight, now_s)
+        self._quantiles.add(value, weight, now_s)
+
+    @property
+    def mean(self) -> float:
+        """0 without samples. Time alone does not change it."""
+        return self._average.mean(0.0)
 
     def quantile(self, share: float) -> float:
-        """Upper edge of the bucket that holds the quantile `share` (0..1); 0 without samples."""
-        total = sum(self._weights.values())
-        reached = 0.0
-        edge_s = 0.0
-        for bucket in sorted(self._weights):
-            edge_s = FIRST_BUCKET_S * BUCKET_GROWTH**bucket
-            reached += self._weights[bucket]
-            if reached >= share * total:
-                break
-        return edge_s
+        """The quantile `share` (0..1), at most a tenth too large; 0 without samples."""
+        return self._quantiles.quantile(share)

@@ -32,6 +32,7 @@ from magnitude.intake.reload import reload_configuration
 from magnitude.intake.rerank import rerank
 from magnitude.intake.reserve import Reserve
 from magnitude.intake.strategy import Strategies
+from magnitude.intake.timeline import timeline as show_timeline
 from magnitude.schedule.inference import Inference
 from magnitude.schedule.strategy_control import StrategyControl
 from magnitude.text.catalogue import TextCatalogue
@@ -50,6 +51,7 @@ ROUTES = [
     Route("/metrics", health.metrics, methods=["GET"]),
     Route("/v1/magnitude/state", health.state, methods=["GET"]),
     Route("/v1/magnitude/records", list_records, methods=["GET"]),
+    Route("/v1/magnitude/timeline", show_timeline, methods=["GET"]),
     Route("/v1/magnitude/reload", reload_configuration, methods=["POST"]),
     Route("/v1/magnitude/pipeline", pipeline, methods=["POST"]),
     Route("/v1/magnitude/reserve", Reserve),

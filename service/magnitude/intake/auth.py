@@ -23,7 +23,7 @@ from magnitude.errors import Forbidden, Unauthorized
 _OPEN_PATHS = frozenset({"/healthz", "/readyz", "/version", "/openapi.json", "/v2/health/live", "/v2/health/ready"})
 _ADMIN_PATHS = (
     *("/metrics", "/v1/magnitude/state", "/v1/magnitude/records"),
-    *("/v1/magnitude/reload", "/v1/magnitude/recycle", "/v1/magnitude/strategy"),
+    *("/v1/magnitude/timeline", "/v1/magnitude/reload", "/v1/magnitude/recycle", "/v1/magnitude/strategy"),
 )
 _LOOPBACK_NAMES = frozenset({"localhost", "127.0.0.1", "::1"})
 

@@ -90,6 +90,7 @@ def openapi_document() -> dict[str, Any]:
             "/metrics": _get("Numbers for Prometheus"),
             "/v1/magnitude/state": _get("What runs, how, and with which figures"),
             "/v1/magnitude/records": _get("What became of the last tasks"),
+            "/v1/magnitude/timeline": _get("What was decided lately and why, and what ran meanwhile"),
             "/v1/magnitude/reload": {
                 "post": {"summary": "Read the configuration again", "responses": _responses()},
             },

@@ -160,7 +160,8 @@ def with_adapters(model: ModelDescription) -> tuple[ModelDescription, tuple[Adap
     adapters = usable_adapters(model)
     if not adapters or model.lora_graph_file is None:
         return model, ()
-    return msgspec.structs.replace(model, graph_file=model.lora_graph_file), adapters
+    # Plans have no inputs for adapters.
+    return msgspec.structs.replace(model, graph_file=model.lora_graph_file, graphs=()), adapters
 
 
 def open_adapter(folder: Path, model: ModelDescription) -> AdapterDescription:

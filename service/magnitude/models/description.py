@@ -10,6 +10,8 @@ from typing import Literal
 
 import msgspec
 
+from magnitude.models.tolerance import Tolerance
+
 Kind = Literal["decoder", "embedder", "reranker", "tensors"]
 KvType = Literal["float32", "float16", "int8"]
 
@@ -95,5 +97,14 @@ class ModelDescription(msgspec.Struct, frozen=True, kw_only=True):
     fallback_graph_file: str | None = None
     # The same weights with adapters as inputs (`graphs/lora.py`); slower, so it serves only where there are adapters.
     lora_graph_file: str | None = None
+    # Fusion plans: graphs over the same weights with the same inputs and outputs, that a further session may load.
+    graphs: tuple[str, ...] = ()
+    # A variant stands in for the model `variant_of`, with which it was compared when that had `parent_hash`.
+    # `outside` says why its results are too far from that model's to be chosen by itself; "" while they are not.
+    variant_of: str = ""
+    parent_hash: str = ""
+    outside: str = ""
+    precision: str = ""  # of weights and KV, for people; "": not known
+    tolerance: Tolerance | None = None  # a model's: for its variants; a variant's: what it was compared by
     licence: str = ""
     created_s: int = 0  # wall clock, for people only

@@ -18,11 +18,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from magnitude.errors import ModelError
+from magnitude.models.golden_texts import COSINE_TOLERANCE, GOLDEN_FILE, GOLDEN_VERSION, LOGIT_TOLERANCE
 from magnitude.models.untrusted import CONFIG_MAX_BYTES, read_capped
 from magnitude.persist import write_atomic
-
-GOLDEN_FILE = "golden.json"
-GOLDEN_VERSION = 1
 
 Floats = NDArray[np.float32]
 
@@ -34,15 +32,8 @@ KEPT_LOGITS = 8
 # Two correct INT8 kernels, or a prefix computed in one piece and token by token, were measured up to 0.6 apart.
 SURE_MARGIN = 1.5
 
-# Allowed mean difference of the kept logits from the stored ones. Correct kernels: below 0.2 (measured between
-# accuracy levels 0 and 4 of the embedded model); a saturating or wrong one: several units.
-LOGIT_TOLERANCE = 1.0
-
 # Rows that are compared at once, so that wide vocabularies stay in the cache and in memory.
 _ROWS_AT_ONCE = 16
-
-# Encoders: cosine of the vector with the stored one. Float kernels differ by 1e-6, INT8 activations by 1e-3.
-COSINE_TOLERANCE = 0.99
 
 
 class GoldenPrompt(msgspec.Struct, frozen=True, kw_only=True):

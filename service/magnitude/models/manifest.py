@@ -20,6 +20,7 @@ from magnitude.models.description import (
     ModelDescription,
     SpecialTokens,
 )
+from magnitude.models.tolerance import Tolerance
 from magnitude.models.untrusted import CONFIG_MAX_BYTES, inside, read_capped
 from magnitude.persist import write_atomic
 
@@ -64,6 +65,12 @@ class Quantisation(msgspec.Struct, frozen=True, kw_only=True):
     kv_scales: str = ""  # where the scales of an INT8 KV cache come from
 
 
+def precision_of(bits: int, kv_type: KvType | None) -> str:
+    """Weights and KV in one word, as it may stand in a folder's name: "int4", "float32-kv8"."""
+    weights = "float32" if bits == 16 else f"int{bits}"
+    return f"{weights}-kv8" if kv_type == "int8" else weights
+
+
 class Verification(msgspec.Struct, frozen=True, kw_only=True):
     """Figures of one graph against a reference over the golden texts; see `golden.py` for the measures."""
 
@@ -76,6 +83,19 @@ class Verification(msgspec.Struct, frozen=True, kw_only=True):
     perplexity: float | None = None  # of the same texts, by the graph and by its reference
     reference_perplexity: float | None = None
     passed: bool
+
+
+class GraphPlan(msgspec.Struct, frozen=True, kw_only=True):
+    """Another graph over the same weights that may stand for the serving graph, and how near its logits were to that
+    graph's over the golden texts. `equal`: to the bit. `plan` says in words what differs."""
+
+    file: str
+    plan: str
+    equal: bool
+    largest_difference: float
+    top1_agreement: float
+    kl_nats: float
+    verified: bool
 
 
 class Manifest(msgspec.Struct, frozen=True, kw_only=True):
@@ -102,6 +122,12 @@ class Manifest(msgspec.Struct, frozen=True, kw_only=True):
     chat_template_file: str | None = None
     fallback_graph_file: str | None = None
     lora_graph_file: str | None = None
+    graphs: tuple[GraphPlan, ...] = ()
+    variant_of: str = ""
+    parent_hash: str = ""
+    outside: str = ""
+    precision: str = ""
+    tolerance: Tolerance | None = None
     quantisation: Quantisation | None = None
     verification: tuple[Verification, ...] = ()
     notes: tuple[str, ...] = ()
@@ -140,6 +166,7 @@ def read_manifest(folder: Path) -> Manifest:
         what = "empty" if not data else f"torn or not ours ({error})"
         raise ModelError(f"{path}: the manifest is {what}", hint=again, param=str(path)) from error
     graphs = [manifest.graph_file, manifest.fallback_graph_file, manifest.lora_graph_file]
+    graphs += [plan.file for plan in manifest.graphs]
     names = [*graphs, manifest.tokenizer_file, manifest.chat_template_file, *manifest.files]
     for name in names:
         if name is not None:
@@ -164,6 +191,19 @@ def describe(folder: Path, manifest: Manifest) -> ModelDescription:
         chat_template_file=manifest.chat_template_file,
         fallback_graph_file=manifest.fallback_graph_file,
         lora_graph_file=manifest.lora_graph_file,
+        graphs=tuple(plan.file for plan in manifest.graphs if plan.verified),
+        variant_of=manifest.variant_of,
+        parent_hash=manifest.parent_hash,
+        outside=manifest.outside,
+        precision=manifest.precision or _precision(manifest.quantisation),
+        tolerance=manifest.tolerance,
         licence=manifest.licence,
         created_s=manifest.created_s,
     )
+
+
+def _precision(quantisation: Quantisation | None) -> str:
+    """Of a folder that was imported before manifests named it; graphs of others say nothing of their weights."""
+    if quantisation is None or not quantisation.bits:
+        return ""
+    return precision_of(quantisation.bits, quantisation.kv_type)

@@ -9,7 +9,7 @@ from magnitude.engine.session_spec import SessionSpec
 from magnitude.policy.contest import Contest
 from magnitude.policy.experiment import GIVE_UP_S, Experiment, LossBudget, most_used
 from magnitude.policy.learned import Choice
-from magnitude.policy.moment import Moment
+from magnitude.policy.moment import Moment, clockless
 from magnitude.policy.rules import Rules
 from magnitude.policy.session_pool import SessionPool
 from magnitude.policy.situation import Part
@@ -51,7 +51,7 @@ class Laboratory:
     def saw(self, contest: Contest, choice: Choice, runs: RunsSeen, cost_s: float, now_s: float) -> None:
         self.budget.busy_s += runs.total_s
         experiment = self.experiment
-        if experiment is not None and experiment.contest is contest and experiment.live:
+        if experiment is not None and experiment.live and _alike(experiment.contest, contest):
             self.budget.lost_s += experiment.saw(choice, runs, cost_s, now_s)
 
     def probed(self, done: ProbeDone, now_s: float) -> None:
@@ -119,6 +119,9 @@ class Laboratory:
         """Take the contest's last switch back."""
         bad = contest.chosen
         good = contest.revert(reason, now_s)
+        for other in self._at_other_clocks(contest):
+            if (other.chosen, other.previous) == (bad, good):
+                other.revert(reason, now_s)
         self.switches += 1
         self.changed += 1
         self.forget(contest)
@@ -167,13 +170,21 @@ class Laboratory:
         self.changed += 1
         told = (contest.part, contest.key, *names, reason, now_s - begun_s, duel.gain)
         if verdict == "won":
-            contest.switch(duel.challenger, now_s)
+            for each in [contest, *self._at_other_clocks(contest)]:
+                if each.chosen == duel.incumbent and each.may_try(duel.challenger, now_s):
+                    each.switch(duel.challenger, now_s)
+                    each.watched = each is not contest
             self.switches += 1
             effects.append(Decided("switch", *told))
         else:
-            contest.keep(duel.challenger, duel.ratio, lost=verdict == "lost", reason=reason, now_s=now_s)
+            for each in [contest, *self._at_other_clocks(contest)]:
+                if each.chosen == duel.incumbent and each.may_try(duel.challenger, now_s):
+                    each.keep(duel.challenger, duel.ratio, lost=verdict == "lost", reason=reason, now_s=now_s)
             effects.append(Decided("kept", *told))
         return True
+
+    def _at_other_clocks(self, contest: Contest) -> list[Contest]:
+        return [other for other in self._table if other is not contest and _alike(other, contest)]
 
     def _next(self, moment: Moment, fixed: Collection[Part], effects: list[Effect]) -> Experiment | None:
         now_s = moment.now_s
@@ -196,3 +207,8 @@ class Laboratory:
                 effects.append(Decided("trial", contest.part, contest.key, *names, "compared side by side"))
                 return Experiment("try", contest, challenger, self._rules, now_s)
         return None
+
+
+def _alike(one: Contest, other: Contest) -> bool:
+    """Whether they differ in the clock at most."""
+    return one is other or (one.part == other.part and clockless(one.key) == clockless(other.key))

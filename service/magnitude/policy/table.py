@@ -44,9 +44,12 @@ class Table:
         self, part: Part, key: str, board: BoardSeen, now_s: float, advised: Callable[[], Choice | None]
     ) -> Contest:
         """That of the situation. A new one begins with what the table knew of it, else with what was measured nearby,
-        else with what a tree advises, else with the default."""
+        else with what a tree advises, else with the default; and as long as it has decided nothing itself it follows
+        them."""
         known = self._contests.get((part, key))
         if known is not None:
+            if not known.decided:
+                known.chosen = self._first_choice(part, key, board, advised)
             return known
         while len(self._contests) >= MOST_CONTESTS:
             del self._contests[min(self._contests, key=lambda at: self._contests[at].busy.weight(now_s))]

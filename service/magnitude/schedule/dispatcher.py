@@ -9,7 +9,7 @@ import asyncio
 import copy
 import itertools
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING
 
 import msgspec
@@ -21,6 +21,7 @@ from magnitude.engine.protocol import Failed, Finished, PrefillProgress, Tensor,
 from magnitude.errors import EngineNotReady, MagnitudeError
 from magnitude.feedback.records import Feedback, TaskRecord
 from magnitude.models.description import ModelDescription
+from magnitude.policy.strategy import Strategy
 from magnitude.schedule.admission import Admission
 from magnitude.schedule.conversations import Conversations
 from magnitude.schedule.demand import waits
@@ -61,6 +62,7 @@ from magnitude.schedule.open_generation import OpenGeneration
 from magnitude.schedule.open_tasks import OpenTask
 from magnitude.schedule.phase_meter import WorkMeter
 from magnitude.schedule.plan import ModelPlan
+from magnitude.schedule.planned_strategy import planned_strategy
 from magnitude.schedule.presence import Presence
 from magnitude.schedule.refusals import Refusals
 from magnitude.schedule.replacement import replace_engine
@@ -147,6 +149,9 @@ class Dispatcher:
         self.watched = Watched()
         self._compute_slots: dict[str, int] = {}
         self.long_prompts = LongPrompts()
+        # Who says how a request is to run: of the model, with so many tokens to compute and found; None: as planned.
+        self.strategy_for: Callable[[ModelPlan, int, int], Strategy | None] = lambda plan, tokens, cached: None
+        self.on_task: Callable[[TaskRecord], None] = lambda record: None
         self._suspicion = Suspicion(clock)
         self._on_loss = on_loss
         self._timer: asyncio.TimerHandle | None = None
@@ -218,10 +223,7 @@ class Dispatcher:
         """Other models than before are ready to start requests."""
         for name in self._presence.come():
             plan = self.models_served.by_name[name]
-            # Loading may have measured how many generations should run at once.
-            if plan.kv is not None and self._compute_slots.get(name) != plan.compute_slots:
-                self._compute_slots[name] = plan.compute_slots
-                self._decide(SetComputeSlots(name, plan.compute_slots))
+            self._tell_compute_slots(name, plan)  # loading may have measured them
         self._decide(PlacesChanged())
         self._presence.forget_told()
 
@@ -250,6 +252,12 @@ class Dispatcher:
     def limit_generations(self, limit: int | None) -> None:
         """At most so many run at once from now on, of all models together; those that run already go on."""
         self._decide(LimitChanged(limit))
+
+    def set_compute_slots(self, model: str, slots: int) -> None:
+        """So many generations of the model run at once from now on; those that run already go on."""
+        plan = self.models_served.by_name[model]
+        plan.compute_slots = max(1, min(slots, plan.provision.max_batch))
+        self._tell_compute_slots(model, plan)
 
     # --- settings that may change while it runs ---
 
@@ -301,14 +309,16 @@ class Dispatcher:
             task = msgspec.structs.replace(task, model=plan.description.name, adapter=adapter)
             known = self.conversations.known(plan, task)
             self.long_prompts.check(len(task.prompt) - known.tokens)
+        strategy = self._strategy_for(plan, len(task.prompt) - known.tokens, known.tokens)
         generation = OpenGeneration(
             self.next_id(),
             task,
-            prefill_chunk=plan.provision.prefill_chunk,
-            max_draft=plan.max_draft,
+            prefill_chunk=strategy.prefill_chunk,
+            max_draft=min(strategy.max_draft, plan.max_draft),
             close=self._closed,
             withdraw=self._withdraw,
         )
+        generation.strategy_id = strategy.strategy_id
         self._submit(generation, generation.submission(known))
         return generation
 
@@ -379,6 +389,9 @@ class Dispatcher:
         held = sum(task.in_engine for task in self._open.values())
         return await replace_engine(self._engine, reason, open_requests=held, clock=self._clock)
 
+    def open_tasks(self) -> Iterable[OpenTask]:
+        return self._open.values()
+
     def begun_models(self) -> set[str]:
         """Models of the requests that an engine has held already."""
         return {task.model for task in self._open.values() if task.has_started}
@@ -440,6 +453,14 @@ class Dispatcher:
     def _generates(self) -> bool:
         return any(isinstance(task, OpenGeneration) and task.has_started for task in self._open.values())
 
+    def _tell_compute_slots(self, name: str, plan: ModelPlan) -> None:
+        if plan.kv is not None and self._compute_slots.get(name) != plan.compute_slots:
+            self._compute_slots[name] = plan.compute_slots
+            self._decide(SetComputeSlots(name, plan.compute_slots))
+
+    def _strategy_for(self, plan: ModelPlan, tokens: int, cached_tokens: int) -> Strategy:
+        return self.strategy_for(plan, tokens, cached_tokens) or planned_strategy(plan)
+
     def _places_changed(self) -> None:
         self._decide(PlacesChanged())
 
@@ -458,6 +479,9 @@ class Dispatcher:
 
     def _submit(self, task: OpenTask, submit: Submit) -> None:
         self._suspicion.check(task)
+        if not task.strategy_id:
+            plan = self.models_served.by_name[task.model]
+            task.strategy_id = self._strategy_for(plan, submit.tokens, 0).strategy_id
         self._open[task.request_id] = task
         refused = self._decide(submit, newcomer=task.request_id)
         if refused is not None:
@@ -469,6 +493,7 @@ class Dispatcher:
     def _closed(self, task: OpenTask, record: TaskRecord) -> None:
         self._suspicion.over(task.request_id)
         self._feedback.record(record)
+        self.on_task(record)
 
     def _paused(self, task: OpenGeneration) -> None:
         task.pausing, task.paused = False, True

@@ -29,6 +29,7 @@ from magnitude.governor.thermal_report import ThermalReport
 from magnitude.models.description import ModelDescription
 from magnitude.schedule.figures import ScheduleFigures
 from magnitude.schedule.pacing import Shares
+from magnitude.schedule.strategy_report import StrategyState
 from magnitude.supervise.recovery import Recovery
 
 Priority = Literal["interactive", "normal", "background"]
@@ -184,6 +185,7 @@ class ServiceState(msgspec.Struct, frozen=True, kw_only=True):
     service_rss_bytes: int
     models: list[ModelState]
     figures: dict[str, TaskFigures]
+    figures_by_heat: dict[str, TaskFigures] = {}  # the same by how warm the board was, where that is known
     schedule: ScheduleFigures = ScheduleFigures()
     engine_open_requests: int = 0  # by the engine's own count, at its last heartbeat
     engine_recycles: int = 0  # engines that were replaced on purpose
@@ -199,6 +201,7 @@ class ServiceState(msgspec.Struct, frozen=True, kw_only=True):
     thermal: ThermalReport = ThermalReport()
     power: PowerState = PowerState()
     pace: dict[str, Shares] = {}  # who lets the engine compute for a share of the time only; empty: nobody
+    strategy: dict[str, StrategyState] = {}  # by model, how it is run
     simulated_board: SimulatedState | None = None  # None: the board is real
 
 

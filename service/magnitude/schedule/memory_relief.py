@@ -51,6 +51,9 @@ class MemoryRelief:
         self._engine = engine
         self._restart = restart
         self._budget_bytes = account_bytes(free_bytes)
+        # Further sessions of models: what they take, and giving them back.
+        self.session_bytes: Callable[[], int] = lambda: 0
+        self.drop_sessions: Callable[[], None] = lambda: None
         self._background = Background("a step against the shortage of memory failed")
 
     def engine_bytes(self) -> int:
@@ -61,10 +64,28 @@ class MemoryRelief:
             for plan in self._dispatcher.plans()
             if self._switch.state(plan.description.name) != "absent"
         ]
-        return ENGINE_BYTES + self._draft_bytes + sum(need.weight_bytes + need.activation_bytes for need in needs)
+        own_bytes = sum(need.weight_bytes + need.activation_bytes for need in needs)
+        return ENGINE_BYTES + self._draft_bytes + own_bytes + self.session_bytes()
+
+    @property
+    def account_bytes(self) -> int:
+        """What all models and their further sessions may take together."""
+        return self._budget_bytes
+
+    def models_bytes(self) -> int:
+        """What models take of that: those that are in memory, and the largest one that may be loaded beside them."""
+        taken = waiting = 0
+        for plan in self._dispatcher.plans():
+            needed_bytes = need_of(plan).total_bytes
+            if self._switch.state(plan.description.name) == "absent":
+                waiting = max(waiting, needed_bytes)
+            else:
+                taken += needed_bytes
+        return taken + waiting
 
     def trim(self) -> None:
         self._dispatcher.trim()
+        self.drop_sessions()
         self._background.start(asyncio.to_thread(self._drop_caches))
 
     def shrink_kv(self, share: float) -> None:

@@ -310,4 +310,5 @@ class OpenGeneration(OpenTask):
             drafted_tokens=self.spent.drafted_tokens,
             accepted_tokens=self.spent.accepted_tokens,
             request=self.task.request_key,
+            strategy=self.strategy_id,
         )

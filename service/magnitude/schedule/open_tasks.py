@@ -25,6 +25,7 @@ class OpenTask:
     def __init__(self, request_id: int, model: str, *, close: Close, withdraw: Callable[[int], None]) -> None:
         self.request_id = request_id
         self.model = model
+        self.strategy_id = ""  # of the strategy that it is run by
         self.queue_s = 0.0
         self.has_started = False
         self.over = False
@@ -132,6 +133,7 @@ class OpenRun(OpenTask):
             prompt_tokens=self._tokens,
             queue_s=self.queue_s,
             prefill_s=run_s,
+            strategy=self.strategy_id,
         )
 
 

@@ -68,17 +68,19 @@ class PhaseMeter:
 
 class WorkMeter:
     """What the engine is at now, and how long it has been at what. `look` when a task may have begun, written its
-    first token or ended; `on_change` is called when that has changed the phase."""
+    first token or ended; `on_change` is called when that has changed the phase, `on_look` in any case."""
 
     def __init__(self, tasks: Callable[[], Iterable[OpenTask]], clock: Callable[[], float]) -> None:
         self._tasks = tasks
         self._clock = clock
         self._meter = PhaseMeter(clock())
         self.on_change: Callable[[], None] = lambda: None
+        self.on_look: Callable[[], None] = lambda: None
 
     def look(self) -> None:
         if self._meter.enter(self.present().phase, self._clock()):
             self.on_change()
+        self.on_look()
 
     def present(self) -> PresentWork:
         return present_work(self._tasks())

@@ -73,6 +73,11 @@ class ModelPlan:
             )
 
     @property
+    def graphs(self) -> tuple[str, ...]:
+        """Fusion plans that further sessions may load: none beside a fallback graph, which computes otherwise."""
+        return self.description.graphs if self.graph_file == self.description.graph_file else ()
+
+    @property
     def max_draft(self) -> int:
         """Most tokens drafted ahead: none where that could change the text, unless it is asked for."""
         return self.provision.max_draft if self.verifies_exactly or self.provision.draft_inexact else 0

@@ -5,11 +5,12 @@ from __future__ import annotations
 import msgspec
 
 from magnitude.feedback.bundles import ServedModel
-from magnitude.feedback.situation import PlanFacts
+from magnitude.feedback.circumstances import PlanFacts
 from magnitude.schedule.plan import ModelPlan
 
 
-def facts_of(plan: ModelPlan) -> PlanFacts:
+def facts_of(plan: ModelPlan, *, board: str = "", ort_version: str = "") -> PlanFacts:
+    """`board` and `ort_version` as the model's figures are bound to them."""
     provision = plan.provision
     return PlanFacts(
         model=plan.description.name,
@@ -22,6 +23,9 @@ def facts_of(plan: ModelPlan) -> PlanFacts:
         prefill_chunk_tokens=provision.prefill_chunk if plan.kv is not None else 0,
         max_draft_tokens=plan.max_draft,
         draft_model=plan.draft.name if plan.draft is not None else "",
+        board=board,
+        ort_version=ort_version,
+        weight_bytes=plan.description.weight_bytes,
     )
 
 

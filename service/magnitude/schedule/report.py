@@ -17,8 +17,10 @@ from magnitude.schedule.figures import ModelFigures, ScheduleFigures
 from magnitude.schedule.inference import ModelState, ServiceHealth, ServiceState
 from magnitude.schedule.pacing import Shares
 from magnitude.schedule.plan import ModelPlan
+from magnitude.schedule.planned_strategy import planned_strategy
 from magnitude.schedule.pool import PoolFigures
 from magnitude.schedule.residency import State
+from magnitude.schedule.strategy_report import StrategyState, not_chosen
 from magnitude.supervise.lifecycle import MANY_LOSSES, RECENT_S, EngineLifecycle, Phase
 from magnitude.supervise.recovery import Recovery
 
@@ -34,6 +36,7 @@ class Watched:
         self.memory: Callable[[], MemoryState] = MemoryState
         self.board: Callable[[], BoardView] = BoardView
         self.pace: Callable[[], Mapping[str, Shares]] = dict
+        self.strategies: Callable[[], Mapping[str, StrategyState]] = dict
         self.simulated_board: Callable[[], SimulatedState | None] = lambda: None
 
 
@@ -133,6 +136,7 @@ def state_of(
         service_rss_bytes=psutil.Process().memory_info().rss,
         models=[_model_state(plan, residency[plan.description.name]) for plan in plans],
         figures=feedback.figures(),
+        figures_by_heat=feedback.figures_by_heat(),
         schedule=schedule,
         runs=feedback.runs.figures(),
         run_times=feedback.runs.times,
@@ -141,6 +145,7 @@ def state_of(
         thermal=board.thermal,
         power=board.power,
         pace=dict(watched.pace()),
+        strategy=_strategies(plans, watched.strategies()),
         simulated_board=watched.simulated_board(),
     )
 
@@ -169,6 +174,11 @@ def figures_of(
             saved_bytes=conversations.saved_bytes(pool.name),
         )
     return ScheduleFigures(models=found, runs_running=runs_running, runs_waiting=runs_waiting)
+
+
+def _strategies(plans: Sequence[ModelPlan], chosen: Mapping[str, StrategyState]) -> dict[str, StrategyState]:
+    names = {plan.description.name: plan for plan in plans}
+    return {name: chosen.get(name) or not_chosen(planned_strategy(plan)) for name, plan in names.items()}
 
 
 def _model_state(plan: ModelPlan, residency: State) -> ModelState:

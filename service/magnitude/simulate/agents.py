@@ -4,16 +4,27 @@ seeded chance; time comes from outside."""
 from __future__ import annotations
 
 import random
+from collections.abc import Mapping
 from typing import Literal
 
+import msgspec
+
 from magnitude.board.workload import Load as BoardLoad
-from magnitude.board.workload import Progress, Work
+from magnitude.board.workload import Pool, Progress, Work
 from magnitude.governor.thermal_terms import Phase
 from magnitude.simulate.load import AgentKind, Load, Spread
 
 # Length of the past enters a step's time by its KV bytes, a few percent for a thousand tokens; rounded so that equal
 # steps are computed once.
 PAST_ROUNDED_TOKENS = 128
+
+
+class Answered(msgspec.Struct, frozen=True):
+    """A turn that is over: how long it was computed for, and tokens that it read and wrote."""
+
+    run_s: float
+    tokens: int
+
 
 State = Literal["away", "queued", "reading", "writing"]
 
@@ -28,6 +39,8 @@ class Agent:
         self.left_tokens = 0.0
         self.past_tokens = kind.cached_tokens
         self.asked_s = 0.0
+        self.began_s = 0.0
+        self.turn_tokens = 0
         self._chance = chance
         self._turn = 0
 
@@ -38,12 +51,14 @@ class Agent:
             self.past_tokens = kind.cached_tokens
         self.state, self.asked_s = "queued", self.until_s
         self.left_tokens = max(1.0, drawn(kind.turn_tokens if self._turn else kind.task_tokens, self._chance))
+        self.turn_tokens = round(self.left_tokens)
 
     def write(self, read_tokens: float) -> None:
         """All is read: begin to answer."""
         self.past_tokens += round(read_tokens)
         self.state = "writing"
         self.left_tokens = float(round(drawn(self.kind.answer_tokens, self._chance)))
+        self.turn_tokens += round(self.left_tokens)
 
     def leave(self, now_s: float) -> None:
         """The answer is there: go to the tool, or rest after a task."""
@@ -64,6 +79,7 @@ class Agents:
         chance = random.Random(load.seed)  # noqa: S311 - the same seed, the same load
         self.limit: int | None = None
         self.ttft_s: list[float] = []
+        self._answered: list[Answered] = []
         self._load = load
         self._agents = [
             # Not all at the same moment.
@@ -82,15 +98,24 @@ class Agents:
         return sum(agent.state == "queued" for agent in self._agents)
 
     @property
+    def reading(self) -> int:
+        return sum(agent.state == "reading" for agent in self._agents)
+
+    @property
+    def left_to_read(self) -> float:
+        """Tokens of the prompt that is being read which are still to come; 0: none is."""
+        reader = self._reader()
+        return reader.left_tokens if reader is not None else 0.0
+
+    @property
     def writing(self) -> int:
         return sum(agent.state == "writing" for agent in self._agents)
 
     def phase(self) -> Phase:
         """What runs now."""
-        reading = any(agent.state == "reading" for agent in self._agents)
         if not self.writing:
-            return "prefill" if reading else "idle"
-        return "mixed" if reading else "decode"
+            return "prefill" if self.reading else "idle"
+        return "mixed" if self.reading else "decode"
 
     def wake(self, now_s: float) -> None:
         """Let those whose tool has answered ask, and those who asked in if there is room, in the order of asking."""
@@ -101,23 +126,33 @@ class Agents:
         for agent in sorted((a for a in self._agents if a.state == "queued"), key=lambda a: a.asked_s)[
             : max(0, room)
         ]:
-            agent.state = "reading"
+            agent.state, agent.began_s = "reading", now_s
             self._reading_tokens[id(agent)] = agent.left_tokens
 
-    def work(self, threads: dict[Phase, int], duties: dict[Phase, float] | None = None) -> Work:
-        """What the board has to do now."""
+    def work(
+        self, pools: Mapping[Phase, Pool], duties: Mapping[Phase, float] | None = None, answers: Pool | None = None
+    ) -> Work:
+        """What the board has to do now, each phase on its threads. `answers`: those of decode steps between which
+        prompts enter, where they are others."""
         phase = self.phase()
         if phase == "idle":
             return Work(phase="idle", threads=1)
         past = max((agent.past_tokens for agent in self._agents if agent.state == "writing"), default=0)
         return Work(
             phase=phase,
-            threads=threads[phase],
+            threads=pools[phase].threads,
+            cpus=pools[phase].cpus,
+            answers=answers if phase == "mixed" else None,
             rows=max(1, self.writing),
             duty=1.0 if duties is None else duties[phase],
             model=self._load.model.cost(past // PAST_ROUNDED_TOKENS * PAST_ROUNDED_TOKENS),
             piece_tokens=self._load.piece_tokens,
         )
+
+    def take_answered(self) -> list[Answered]:
+        """Turns that are over since this was asked last."""
+        taken, self._answered = self._answered, []
+        return taken
 
     def next_event_s(self, now_s: float, load: BoardLoad, duty: float) -> float:
         """Seconds until the first agent changes its state, if the board goes on as now; endless when none will."""
@@ -142,6 +177,7 @@ class Agents:
                 agent.left_tokens -= each
                 agent.past_tokens += round(each)
                 if agent.left_tokens <= 1e-6:
+                    self._answered.append(Answered(now_s - agent.began_s, agent.turn_tokens))
                     agent.leave(now_s)
         if reader is not None:
             reader.left_tokens -= progress.prefill_tokens

@@ -1,4 +1,5 @@
-"""Agents, a simulated board, and what decides about heat, in one loop: hours of it in seconds.
+"""Agents, a simulated board, and what decides about heat and about the engine's sessions, in one loop: hours of it in
+seconds.
 
 Nothing here knows the real clock. The controller sees snapshots as a sampler would give them, and its effects are
 carried out as the service would: clock limits on the board, pauses and threads in the engine, a limit on what runs at
@@ -14,7 +15,7 @@ import msgspec
 from magnitude.board.profile import BoardProfile
 from magnitude.board.profiles import policy_name
 from magnitude.board.sim.board import SimulatedBoard
-from magnitude.board.workload import Progress, Work
+from magnitude.board.workload import IDLE, Pool, Progress, Work
 from magnitude.governor.thermal_terms import (
     PHASES,
     Announce,
@@ -28,6 +29,8 @@ from magnitude.governor.thermal_terms import (
 )
 from magnitude.simulate.agents import Agents
 from magnitude.simulate.controllers import STOCK_THREADS, Controller
+from magnitude.simulate.engine import SimulatedEngine, in_words
+from magnitude.simulate.engine_runs import EngineRuns
 from magnitude.simulate.load import Load
 from magnitude.simulate.trace import Latencies, Rows, Summary, Trace, most_within, percentile, ratio
 
@@ -46,16 +49,28 @@ def simulate(
     ambient_c: float = 25.0,
     seed: int | None = None,
     follow_threads: bool = True,
+    threads: int | None = None,
+    engine: SimulatedEngine | None = None,
     progress: Callable[[float], None] | None = None,
 ) -> Trace:
     """Run `load` on the board of `profile` for so many hours of its time.
 
     `seed` replaces the load's own. `follow_threads` False: the engine has one thread pool of fixed size, whatever the
-    controller asks for. `progress` is told the share that is done, about every simulated minute.
+    controller asks for. `threads`: as many as the engine is started with (None: as llama.cpp). `engine`: sessions are
+    chosen by its strategy loop instead, to which the controller's wish for threads is a wish. `progress` is told the
+    share that is done, about every simulated minute.
     """
     if seed is not None:
         load = msgspec.structs.replace(load, seed=seed)
-    run = _Run(profile, load, controller, ambient_c=ambient_c, follow_threads=follow_threads)
+    run = _Run(
+        profile,
+        load,
+        controller,
+        ambient_c=ambient_c,
+        follow_threads=follow_threads,
+        threads=threads or STOCK_THREADS,
+        engine=engine,
+    )
     end_s = hours * 3600.0
     told_s = 0.0
     while run.board.now_s < end_s - 1e-6:
@@ -70,7 +85,15 @@ class _Run:
     """One run under way."""
 
     def __init__(
-        self, profile: BoardProfile, load: Load, controller: Controller, *, ambient_c: float, follow_threads: bool
+        self,
+        profile: BoardProfile,
+        load: Load,
+        controller: Controller,
+        *,
+        ambient_c: float,
+        follow_threads: bool,
+        threads: int,
+        engine: SimulatedEngine | None,
     ) -> None:
         self.board = SimulatedBoard(profile, ambient_c=ambient_c)
         self._profile = profile
@@ -79,8 +102,8 @@ class _Run:
         self._follow_threads = follow_threads
         self._agents = Agents(load)
         cpus = sum(len(cluster.cpus) for cluster in profile.clusters)
-        self._planned = min(STOCK_THREADS, cpus)
-        self._threads: dict[Phase, int] = dict.fromkeys(PHASES, self._planned)
+        self._planned = min(threads, cpus)
+        self._pools: dict[Phase, Pool] = dict.fromkeys(PHASES, Pool(self._planned))
         self._duties: dict[Phase, float] = dict.fromkeys(PHASES, 1.0)
         self._phase: Phase = "idle"
         # The controller is asked at each full second, as often as the service asks its own, and when a phase begins.
@@ -90,6 +113,9 @@ class _Run:
         self._recorder = _Recorder(self.board, profile)
         self._caps_s: list[float] = []
         self._decisions: list[tuple[float, str]] = []
+        self._engine = EngineRuns(engine, self.board, self._agents, load.model.cost) if engine is not None else None
+        if self._engine is not None:
+            self._engine.begin()
 
     def step(self, end_s: float) -> None:
         """Up to the next event, at most to the controller's next turn."""
@@ -99,13 +125,24 @@ class _Run:
         if phase != self._phase or board.now_s >= self._ask_s - 1e-9:
             self._phase = phase
             self._control()
-        work = agents.work(self._threads, self._duties)
-        event_s = agents.next_event_s(board.now_s, board.load_now(work), work.duty)
+        engine = self._engine
+        work = agents.work(self._pools, self._duties) if engine is None else engine.work(self._duties)
+        serves = engine is None or engine.serves
+        served = board.load_now(work) if serves else IDLE
+        event_s = agents.next_event_s(board.now_s, served, work.duty)
+        if engine is not None:
+            event_s = min(event_s, engine.until_change_s(work))
         until_s = min(self._recorder.second_ends_s, end_s)
         step_s = max(LEAST_STEP_S, min(event_s, until_s - board.now_s))
         done = board.advance(step_s, work)
+        if not serves:
+            done = msgspec.structs.replace(done, prefill_tokens=0.0, decode_tokens=0.0, inter_token_s=None)
+        if engine is not None:
+            engine.passed(step_s, work, done)
         agents.advance(board.now_s, done)
-        self._spent[work.phase] += step_s
+        if engine is not None:
+            engine.answered()
+        self._spent[work.phase if serves else "idle"] += step_s
         self._since_look[work.phase] += step_s
         self._recorder.add(step_s, work, done)
 
@@ -139,8 +176,14 @@ class _Run:
             cap_changes=len(self._caps_s),
             most_cap_changes_a_minute=most_within(self._caps_s, 60.0),
             phase_shares={phase: spent / self.board.now_s for phase, spent in self._spent.items()},
+            strategy=self._engine.engine.strategy.in_words if self._engine is not None else "",
+            switches=self._engine.engine.switches if self._engine is not None else 0,
+            errands_s=self._engine.errands_s if self._engine is not None else 0.0,
         )
-        return Trace(summary=summary, rows=recorder.rows, decisions=tuple(self._decisions))
+        decisions = list(self._decisions)
+        if self._engine is not None:
+            decisions += [(at_s, in_words(decided)) for at_s, decided in self._engine.engine.decided]
+        return Trace(summary=summary, rows=recorder.rows, decisions=tuple(sorted(decisions)))
 
     def _control(self) -> None:
         now_s = self.board.now_s
@@ -148,6 +191,8 @@ class _Run:
         self._ask_s = self._recorder.second_ends_s
         self._since_look = dict.fromkeys(PHASES, 0.0)
         self._carry_out(effects, now_s)
+        if self._engine is not None:
+            self._engine.see()
 
     def _sight(self) -> LoadSight:
         seconds = sum(self._since_look.values())
@@ -176,14 +221,18 @@ class _Run:
                     self._duties = dict.fromkeys(PHASES, share)
                     self._note(now_s, f"computes {share:.0%} of the time: {reason}")
                 case SetThreads(prefill, decode, reason):
-                    if self._follow_threads:
-                        self._threads["prefill"] = self._threads["mixed"] = prefill or self._planned
-                        self._threads["decode"] = decode or self._planned
+                    if self._engine is not None:
+                        self._engine.wish(prefill, decode)
+                    elif self._follow_threads:
+                        self._pools["prefill"] = self._pools["mixed"] = Pool(prefill or self._planned)
+                        self._pools["decode"] = Pool(decode or self._planned)
                     self._note(now_s, f"threads {prefill} and {decode}: {reason}")
                 case SetConcurrency(limit, reason):
                     self._agents.limit = limit
                     self._note(now_s, f"at most {limit} at once: {reason}")
                 case Announce(state, before, reason):
+                    if self._engine is not None:
+                        self._engine.heat(state)
                     self._note(now_s, f"{before} to {state}: {reason}")
                 case _:
                     # A smaller variant: the load has one model.

@@ -62,6 +62,14 @@ def plot(columns: Sequence[tuple[BoardProfile, Sequence[Trace]]], target: Path) 
         _decorate(panels, profile, traces[0].summary)
     figure.tight_layout()
     try:
+        save(figure, target)
+    finally:
+        pyplot.close(figure)
+
+
+def save(figure: Any, target: Path) -> None:
+    """Write a figure; the kind of file goes by the name. Raises `ConfigError` where it cannot be written."""
+    try:
         # No date in the file and fixed ids, so that the same figures give the same bytes.
         figure.savefig(target, dpi=110, metadata={"Date": None} if target.suffix == ".svg" else None)
     except (OSError, ValueError) as error:
@@ -70,8 +78,6 @@ def plot(columns: Sequence[tuple[BoardProfile, Sequence[Trace]]], target: Path) 
             hint="Name a file in a folder that exists, ending in .png, .svg or .pdf",
             param="--plot",
         ) from error
-    finally:
-        pyplot.close(figure)
 
 
 def _decorate(panels: Any, profile: BoardProfile, said: Summary) -> None:

@@ -60,7 +60,8 @@ class Summary(msgspec.Struct, frozen=True, kw_only=True):
     its agents. Energy a token is all energy, idle time and prompts included, over all tokens.
     `inter_token_p95_over_p50` is the spread of the time between two tokens of an answer. `soft_s` and `hard_s` count
     the seconds in which the chip was at or above the board's own limits at any moment; the governor's changes of
-    clock limits are counted as it asked for them."""
+    clock limits are counted as it asked for them. With a strategy loop: the strategy in force at the end, how often
+    another one was put in force, and the time that went into its probes and comparisons."""
 
     board: str
     load: str
@@ -87,6 +88,9 @@ class Summary(msgspec.Struct, frozen=True, kw_only=True):
     cap_changes: int
     most_cap_changes_a_minute: int
     phase_shares: dict[Phase, float]
+    strategy: str = ""
+    switches: int = 0
+    errands_s: float = 0.0
 
 
 class Trace(msgspec.Struct, frozen=True, kw_only=True):

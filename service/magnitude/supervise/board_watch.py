@@ -25,6 +25,8 @@ from magnitude.config.power import PowerSettings
 from magnitude.config.thermal import ThermalSettings
 from magnitude.governor.decision import Decision
 from magnitude.governor.heat_limits import cannot_wait, limits_with
+from magnitude.governor.held_back import held_back
+from magnitude.governor.in_force import InForce
 from magnitude.governor.power import PowerGovernor, PowerLimits, PowerRules, limits_of
 from magnitude.governor.power_state import PowerState, power_state
 from magnitude.governor.thermal import ThermalGovernor, state_of
@@ -117,8 +119,8 @@ class BoardWatch:
 
     `load` says what the engine is at, and what it did since it was last asked. `pace` lets the engine compute for a
     share of the time, `limit` so many generations at once. `threads` are the engine's (None: the profile's).
-    `ask_permission` is told of the policies whose clock limit may not be written. With `speed` the board's heat
-    passes that much faster than our time, as a simulated one's may.
+    `on_look` is called after each look. `ask_permission` is told of the policies whose clock limit may not be
+    written. With `speed` the board's heat passes that much faster than our time, as a simulated one's may.
     """
 
     def __init__(
@@ -137,9 +139,10 @@ class BoardWatch:
         ask_permission: Callable[[Sequence[str]], None] = lambda policies: None,
         simulated: bool = False,
         speed: float = 1.0,
+        told: Callable[[Decision], None] = lambda decision: None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        """Raises `ConfigError` for temperatures that do not fit the board's."""
+        """`told` keeps decisions. Raises `ConfigError` for temperatures that do not fit the board's."""
         self._thermal = thermal
         self._power = power
         self._profile = profile
@@ -153,9 +156,10 @@ class BoardWatch:
         self._devices = devices
         self._ask_permission = ask_permission
         self._simulated = simulated
+        self.on_look: Callable[[], None] = lambda: None
         self._speed = speed
         self._clock = clock
-        self.decisions = DecisionLog(clock)
+        self.decisions = DecisionLog(clock, told)
         self.governor: ThermalGovernor | None = None
         self.power = PowerGovernor(_rules(power))
         self.wanted = Wanted()
@@ -178,6 +182,36 @@ class BoardWatch:
         """The warmest sensor at the processor; None: none has answered lately."""
         snapshot = self._fresh(self._eyes.latest())
         return snapshot.hottest_c if snapshot is not None else None
+
+    @property
+    def throttled(self) -> bool | None:
+        """Whether firmware, heat or supply hold the board back now; None: it is not seen."""
+        if (snapshot := self._fresh(self._eyes.latest())) is None:
+            return None
+        duty, _, caps_khz = self._in_force
+        heat = self.governor.state if self.governor is not None else "cool"
+        return held_back(snapshot.firmware, heat, self.power.tier, duty=duty, caps_khz=caps_khz)
+
+    @property
+    def snapshot(self) -> Snapshot | None:
+        """The latest look; None: there is none that is fresh."""
+        return self._fresh(self._eyes.latest())
+
+    def in_force(self) -> InForce:
+        """What heat and supply hold the board to."""
+        snapshot, governor = self._eyes.latest(), self.governor
+        working = self.wanted
+        if governor is not None:
+            working = msgspec.structs.replace(working, caps_khz=governor.caps("mixed"))
+        clocks = snapshot.clocks if snapshot is not None else ()
+        return InForce(
+            heat=governor.state if governor is not None else None,
+            tier=self.power.tier,
+            wanted=self.wanted,
+            smaller=self.wanted.smaller or self._power_limits.prefer_smaller,
+            asked_khz=self._in_force[2],
+            working_khz=caps_together(working, self._power_limits, clocks),
+        )
 
     def phase_changed(self) -> None:
         """The engine began something else: the next look is now."""
@@ -261,6 +295,7 @@ class BoardWatch:
             self._failed(error, now_s)
         try:
             self._carry_out(self._eyes.latest())
+            self.on_look()
         except Exception:
             log.exception("what was decided about the board could not be carried out")
 

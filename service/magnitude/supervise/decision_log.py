@@ -15,10 +15,11 @@ SHOWN = 64
 
 
 class DecisionLog:
-    """For one event loop."""
+    """For one event loop. `told` keeps what a person would want to know of; it must not block."""
 
-    def __init__(self, clock: Callable[[], float]) -> None:
+    def __init__(self, clock: Callable[[], float], told: Callable[[Decision], None] = lambda decision: None) -> None:
         self._clock = clock
+        self._told = told
         self._taken: deque[tuple[float, Decision]] = deque(maxlen=SHOWN)
         self._counts: Counter[tuple[Source, Kind]] = Counter()
 
@@ -27,6 +28,8 @@ class DecisionLog:
         self._counts[decision.source, decision.kind] += 1
         fields = {"kind": decision.kind, "reason": decision.reason}
         log.log(level, "%s: %s", decision.source, decision.what, extra={"fields": fields})
+        if level > logging.DEBUG:
+            self._told(decision)
 
     def last(self) -> list[DecisionTaken]:
         """The newest first."""

@@ -11,6 +11,7 @@ import socket
 import sys
 from collections import deque
 from collections.abc import Callable, Mapping
+from pathlib import Path
 
 from magnitude.engine.process import EXIT_OUT_OF_MEMORY, STACKS_SIGNAL
 from magnitude.supervise import inherited, notify
@@ -102,9 +103,11 @@ class EngineProcess:
         environ: Mapping[str, str] | None = None,
         command: tuple[str, ...] = (sys.executable, "-m", "magnitude.engine"),
         group: EngineCgroup | None = None,
+        packed: Path | None = None,
     ) -> EngineProcess:
         """Start `command` with one end of a new socketpair. Raises `OSError` when the system refuses. The new process
-        is put into the control group `group` at once, before it takes memory worth counting."""
+        is put into the control group `group` at once, before it takes memory worth counting. In the folder `packed`
+        it may keep packed weights."""
         group = group or EngineCgroup()
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_STREAM)
         try:
@@ -112,6 +115,7 @@ class EngineProcess:
                 *command,
                 "--fd",
                 str(theirs.fileno()),
+                *(("--packed", str(packed)) if packed is not None else ()),
                 stdin=asyncio.subprocess.DEVNULL,
                 stdout=asyncio.subprocess.DEVNULL,
                 stderr=asyncio.subprocess.PIPE,

@@ -109,12 +109,14 @@ class MemoryWatch:
         engine: Callable[[], EngineFigures],
         roots: HostRoots | None = None,
         note: Callable[[MemoryReading], None] = lambda reading: None,
+        told: Callable[[Step, str, str], None] = lambda step, what, reason: None,
         environ: MutableMapping[str, str] | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        """`note` is told of each reading."""
+        """`note` is told of each reading, `told` of each step: which, what was done, and why."""
         self._actions = actions
         self._note = note
+        self._step_told = told
         self._engine = engine
         self._clock = clock
         self._reader = MemoryReader(roots)
@@ -292,6 +294,7 @@ class MemoryWatch:
         level = logging.WARNING if counts else logging.INFO
         log.log(level, "memory: %s", what, extra={"fields": {"step": step, "reason": reason}})
         try:
+            self._step_told(step, what, reason)
             act()
         except Exception:
             # The next step must come all the same: it may be the one that saves the board.

@@ -13,7 +13,18 @@ from magnitude.board.sim.chip import Chip
 from magnitude.board.sim.clocks import Clocks
 from magnitude.board.sim.firmware import LOOK_S, throttle_of
 from magnitude.board.snapshot import ClockPolicy, Fan, Snapshot, TempSensor
-from magnitude.board.workload import Load, ModelCost, Progress, Rates, Work, cores_used, load_of, placed
+from magnitude.board.workload import (
+    Load,
+    ModelCost,
+    Pool,
+    Progress,
+    Rates,
+    Work,
+    cores_used,
+    in_turn,
+    load_of,
+    placed,
+)
 
 # Longest step of the simulation. Heat is solved exactly within a step; what a step takes as constant is leakage,
 # which changes by a thousandth when the chip gets 0.05 °C warmer.
@@ -44,7 +55,7 @@ class SimulatedBoard:
         self._throttle = throttle_of(profile)
         self._chip = Chip(profile.thermal, profile.fan, ambient_c)
         self._points: dict[tuple[object, ...], _Point] = {}
-        self._cores: dict[int, tuple[int, ...]] = {}
+        self._cores: dict[Pool, tuple[int, ...]] = {}
         self._settle_idle()
 
     @property
@@ -89,15 +100,14 @@ class SimulatedBoard:
             raise ValueError(f"{work.phase} needs a model")
         busy = work.phase != "idle" and work.duty > 0
         duty = min(1.0, work.duty) if busy else 0.0
-        cores = self._placed(work.threads)
-        self._clocks.want(tuple(busy and count > 0 for count in cores))
+        self._clocks.want(tuple(busy and count > 0 for count in self._taken(work)))
         prefill = decode = energy_j = chip_j = 0.0
         steps = 0.0
         peak_c = self._chip.temp_c
         left_s = dt_s
         while left_s > 1e-9:
             step_s = self._step(left_s)
-            point = self._point(work, cores) if busy else None
+            point = self._point(work) if busy else None
             chip_w, board_w = self._watts(point, duty)
             if point is not None:
                 prefill += point.load.prefill_tokens_s * duty * step_s
@@ -123,7 +133,7 @@ class SimulatedBoard:
 
     def load_now(self, work: Work) -> Load:
         """What `work` comes to at the clocks of this moment, at full duty."""
-        return self._point(work, self._placed(work.threads)).load
+        return self._point(work).load
 
     def snapshot(self) -> Snapshot:
         """What a sampler would read now. Clocks are the kernel's ask: throttling by firmware does not show in
@@ -175,30 +185,55 @@ class SimulatedBoard:
             step_s = min(step_s, LOOK_S)
         return step_s
 
-    def _placed(self, threads: int) -> tuple[int, ...]:
-        cores = self._cores.get(threads)
+    def _placed(self, pool: Pool) -> tuple[int, ...]:
+        cores = self._cores.get(pool)
         if cores is None:
-            cores = self._cores[threads] = placed(self.profile, threads)
+            cores = self._cores[pool] = placed(self.profile, pool.threads, pool.cpus)
         return cores
+
+    def _taken(self, work: Work) -> list[int]:
+        """Cores of each cluster that take part at any moment of the work."""
+        pools = [Pool(work.threads, work.cpus)] + ([work.answers] if work.answers and work.phase == "mixed" else [])
+        return [max(counts) for counts in zip(*map(self._placed, pools), strict=True)]
 
     def _effective(self) -> list[float]:
         return [
             min(asked, limit) for asked, limit in zip(self._clocks.asked_khz, self._throttle.limits_khz, strict=True)
         ]
 
-    def _point(self, work: Work, cores: tuple[int, ...]) -> _Point:
+    def _point(self, work: Work) -> _Point:
         effective = self._effective()
-        key = (work.phase, work.threads, work.rows, work.piece_tokens, work.model, *effective)
+        key = (
+            work.phase,
+            work.threads,
+            work.cpus,
+            work.answers,
+            work.rows,
+            work.piece_tokens,
+            work.model,
+            *effective,
+        )
         point = self._points.get(key)
         if point is None:
             if len(self._points) > 10_000:
                 self._points.clear()
-            used = cores_used(self.profile, cores, effective)
-            load = load_of(self.profile, used, work)
-            point = self._points[key] = _Point(
-                load, cores_w(self.profile, used, load), load.memory_gb_s * self.profile.memory.watts_per_gb_s
-            )
+            point = self._points[key] = self._point_at(effective, work)
         return point
+
+    def _point_at(self, khz: list[float], work: Work) -> _Point:
+        used = cores_used(self.profile, self._placed(Pool(work.threads, work.cpus)), khz)
+        if work.phase == "mixed" and work.answers is not None:
+            prompts = load_of(self.profile, used, msgspec.structs.replace(work, phase="prefill"))
+            answering = cores_used(self.profile, self._placed(work.answers), khz)
+            answers = load_of(self.profile, answering, msgspec.structs.replace(work, phase="decode"))
+            load = in_turn(answers, prompts, work)
+            prompt_share = load.prefill_tokens_s / prompts.prefill_tokens_s
+            watts = prompt_share * cores_w(self.profile, used, prompts)
+            watts += (1.0 - prompt_share) * cores_w(self.profile, answering, answers)
+        else:
+            load = load_of(self.profile, used, work)
+            watts = cores_w(self.profile, used, load)
+        return _Point(load, watts, load.memory_gb_s * self.profile.memory.watts_per_gb_s)
 
     def _watts(self, point: _Point | None, duty: float) -> tuple[float, float]:
         """Power of the chip, and of the whole board, in this step."""

@@ -17,11 +17,12 @@ from magnitude.errors import ImportFailed
 from magnitude.models.catalogue import foreign_shape
 from magnitude.models.genai_config import GENAI_FILE, read_genai_config
 from magnitude.models.golden import write_golden
+from magnitude.models.importing.golden_texts import golden_ids
 from magnitude.models.importing.graph_runner import DecoderRunner, open_session
 from magnitude.models.importing.onnx_examine import Examined, examine, explain_load_failure
 from magnitude.models.importing.order import ImportJob, Report, versions
 from magnitude.models.importing.verify_decoder import clear_prompts, record_decoder
-from magnitude.models.importing.weights import golden_ids, write_tokenizer
+from magnitude.models.importing.weights import write_tokenizer
 from magnitude.models.integrity import file_entry, files_sha256, model_hash
 from magnitude.models.manifest import (
     MANIFEST_FILE,
@@ -33,6 +34,7 @@ from magnitude.models.manifest import (
     read_manifest,
 )
 from magnitude.models.tokenizers.from_folder import tokenizer_from_folder
+from magnitude.models.tolerance import completed, default_tolerance
 from magnitude.models.untrusted import CONFIG_MAX_BYTES, inside, read_json_object
 from magnitude.persist import write_atomic
 
@@ -69,7 +71,7 @@ def import_genai_folder(job: ImportJob, staging: Path, report: Report) -> Manife
     if listed.path != examined.path:
         shutil.copyfile(listed.path, staging / listed.path.name)
     report(0.6, "recording the golden set")
-    texts = [ids[: shape.context_length] for ids in golden_ids(parts)]
+    texts = [ids[: shape.context_length] for ids in golden_ids(parts.tokenizer_json)]
     runner = DecoderRunner(graph, shape)
     # Where only the last row is there, the prompts cannot be chosen; those that end clearly are kept.
     shorts = [ids[:24] for ids in texts]
@@ -96,6 +98,7 @@ def import_genai_folder(job: ImportJob, staging: Path, report: Report) -> Manife
         tokenizer_file="tokenizer.json",
         tokens=parts.tokens,
         chat_template_file=template,
+        tolerance=completed(job.tolerance, default_tolerance("decoder")),
         quantisation=Quantisation(
             bits=0,
             accuracy_level=examined.accuracy_level(),
@@ -142,6 +145,12 @@ def _refuse_options(job: ImportJob, what: str) -> None:
             f"--bits, --kv and --lora change how a graph is built, and {what} is taken as it is",
             hint="Leave them out, or import the model's weights (GGUF or safetensors)",
             param="bits" if job.bits is not None else "kv" if job.kv == "int8" else "lora",
+        )
+    if job.parent is not None:
+        raise ImportFailed(
+            f"a variant is built from weights, and {what} is taken as it is",
+            hint="Import the model's weights (GGUF or safetensors) as the variant",
+            param="variant-of",
         )
 
 

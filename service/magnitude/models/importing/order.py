@@ -9,6 +9,7 @@ import msgspec
 
 from magnitude.models.description import ModelDescription
 from magnitude.models.importing.source_kind import SourceKind
+from magnitude.models.tolerance import Tolerance
 
 Report = Callable[[float, str], None]
 
@@ -25,6 +26,8 @@ class ImportJob(msgspec.Struct, frozen=True, kw_only=True):
     memory_bytes: int
     created_s: int
     lora: bool = False  # emit a second graph with adapters as inputs
+    parent: ModelDescription | None = None  # the model is to become a variant of this one
+    tolerance: Tolerance | None = None  # of the model, or of the variant; None: the usual one
 
 
 class AdapterJob(msgspec.Struct, frozen=True, kw_only=True):

@@ -23,6 +23,7 @@ from magnitude.models.importing.source_kind import check_name, default_name, rec
 from magnitude.models.importing.staging import put_in_place, remove_leftovers, staging_folder
 from magnitude.models.integrity import damaged_files
 from magnitude.models.manifest import Manifest, describe, write_manifest
+from magnitude.models.tolerance import Tolerance
 
 # Private memory of a job beside the weights it copies: interpreter and libraries (measured 110 MB), a tokenizer
 # with a large vocabulary (400 MB for 262,144 tokens in Python lists), one float copy of the largest matrix.
@@ -50,6 +51,8 @@ def import_model(
     bits: Literal[4, 8, 16] | None = None,
     kv: Literal["float", "int8"] = "float",
     lora: bool = False,
+    variant_of: ModelDescription | None = None,
+    tolerance: Tolerance | None = None,
     models_folder: Path,
     progress: Callable[[Progress], None] = lambda _: None,
     memory_bytes: int | None = None,
@@ -57,19 +60,28 @@ def import_model(
     """Import `source` (a GGUF file, a Hugging Face folder, a ready ONNX folder or graph) as `models_folder/name`.
 
     `bits` None keeps what the source has (float decoders become 4-bit, float encoders stay float). `lora` adds the
-    graph that adapters need. `memory_bytes` is what may be used; None asks the machine. Raises `ImportFailed`; then
-    nothing that looks usable is left.
+    graph that adapters need. With `variant_of` the model becomes a variant of that one, called `PARENT-PRECISION`
+    unless it is named. `tolerance` is what the model declares for its variants, or what this variant has to be within
+    (None: the usual one, or the parent's). `memory_bytes` is what may be used; None asks the machine. Raises
+    `ImportFailed`; then nothing that looks usable is left.
     """
     found = recognise(source)
-    chosen = name if name is not None else default_name(found)
+    if variant_of is not None:
+        _check_parent(variant_of, lora=lora)
+    usual = default_name(found) if variant_of is None else variant_of.name
+    chosen = name if name is not None else usual
     check_name(chosen)
-    target = models_folder / chosen
-    _refuse_existing(target)
+    # What a variant is called says what became of its weights, so that is not known yet.
+    target = None if name is None and variant_of is not None else models_folder / chosen
+    if target is not None:
+        _refuse_existing(target)
     models_folder.mkdir(parents=True, exist_ok=True)
     remove_leftovers(models_folder)
     check_disk(found.size_bytes, models_folder)
+    beside_bytes = variant_of.weight_bytes if variant_of is not None else 0
     limits = job_limits(
-        found.size_bytes, memory_bytes if memory_bytes is not None else effective_memory().headroom_bytes
+        found.size_bytes + beside_bytes,
+        memory_bytes if memory_bytes is not None else effective_memory().headroom_bytes,
     )
     with staging_folder(models_folder, chosen) as staging:
         job = ImportJob(
@@ -80,6 +92,8 @@ def import_model(
             bits=bits,
             kv=kv,
             lora=lora,
+            parent=variant_of,
+            tolerance=tolerance,
             memory_bytes=limits.data_bytes,
             created_s=int(time.time()),
         )
@@ -90,6 +104,11 @@ def import_model(
             manifest = msgspec.json.decode(answer, type=Manifest)
         except msgspec.MsgspecError as error:
             raise ImportFailed(f"{source}: the import gave no usable manifest ({error})", hint="") from error
+        if target is None:
+            target = models_folder / f"{chosen}-{manifest.precision}"
+            check_name(target.name)
+            _refuse_existing(target)
+            manifest = msgspec.structs.replace(manifest, name=target.name)
         _finish(staging, target, manifest)
     return describe(target, manifest)
 
@@ -103,6 +122,25 @@ def job_limits(source_bytes: int, memory_bytes: int) -> Limits:
         cpu_s=cpu_s,
         wall_s=2.0 * cpu_s,
     )
+
+
+def _check_parent(parent: ModelDescription, *, lora: bool) -> None:
+    if parent.variant_of:
+        raise ImportFailed(
+            f"{parent.name} is itself a variant of {parent.variant_of}",
+            hint=f"Name {parent.variant_of}: all variants belong to one model",
+            param="variant-of",
+        )
+    if parent.kind == "tensors":
+        raise ImportFailed(
+            f"{parent.name} is a plain graph, of which nothing is known that variants could be compared by",
+            hint="Import the other precision as a model of its own",
+            param="variant-of",
+        )
+    if lora:
+        raise ImportFailed(
+            f"adapters belong to {parent.name}, not to its variants", hint="Leave --lora out", param="lora"
+        )
 
 
 def _refuse_existing(target: Path) -> None:

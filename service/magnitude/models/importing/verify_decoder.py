@@ -19,7 +19,6 @@ from numpy.typing import NDArray
 from magnitude.errors import ImportFailed
 from magnitude.models.description import DecoderShape, KvType
 from magnitude.models.golden import (
-    GOLDEN_VERSION,
     Agreement,
     Golden,
     GoldenPrompt,
@@ -27,6 +26,7 @@ from magnitude.models.golden import (
     golden_prompt,
     merged,
 )
+from magnitude.models.golden_texts import GOLDEN_VERSION
 from magnitude.models.graphs.build import KvScales, build_graph
 from magnitude.models.graphs.graph import SERVING_GRAPH_FILE
 from magnitude.models.graphs.linear import Bits, WideChannels
@@ -92,7 +92,7 @@ class DecoderCheck:
         self._source = source
         self._folder = folder
         self._bits: Bits = bits
-        self._texts = [ids[: min(source.config.context_length, _COMPARED_TOKENS)] for ids in texts]
+        self._texts = compared_texts(source, texts)
         self._all_texts = [ids[: source.config.context_length] for ids in texts]
         self._kv = kv
         self._report = report
@@ -262,6 +262,11 @@ class DecoderCheck:
         float_bytes = 4 * sum(int(np.prod(source.shape(name))) for name in source.tensor_names())
         disk_bytes = shutil.disk_usage(self._folder).free
         return float_bytes * _FLOAT_COPIES + _BESIDE_BYTES < memory_bytes and float_bytes * 1.5 < disk_bytes
+
+
+def compared_texts(source: WeightSource, texts: Texts) -> Texts:
+    """As much of each text as graphs are compared over."""
+    return [ids[: min(source.config.context_length, _COMPARED_TOKENS)] for ids in texts]
 
 
 def clear_prompts(rows_of: Callable[[list[int]], Rows], texts: Texts) -> Texts:

@@ -11,7 +11,8 @@ import onnxruntime
 from numpy.typing import NDArray
 
 from magnitude.models.description import EncoderShape
-from magnitude.models.golden import COSINE_TOLERANCE, GOLDEN_VERSION, Golden, GoldenVector, cosine
+from magnitude.models.golden import Golden, GoldenVector, cosine
+from magnitude.models.golden_texts import COSINE_TOLERANCE, GOLDEN_VERSION
 from magnitude.models.graphs.build import build_graph
 from magnitude.models.graphs.graph import GRAPH_FILE
 from magnitude.models.graphs.linear import Bits
@@ -25,7 +26,7 @@ Texts = list[list[int]]
 # INT8 activations may cost this much cosine against float ones; neighbours in a search change only beyond it.
 _LEVEL_COSINE_LOSS = 0.002
 
-_GOLDEN_TOKENS = 48
+GOLDEN_TOKENS = 48
 
 
 class EncoderDecision(msgspec.Struct, frozen=True, kw_only=True):
@@ -68,7 +69,7 @@ def decide_encoder(
 def record_encoder(graph: Path, shape: EncoderShape, the_hash: str, texts: Texts) -> Golden:
     """What the finished graph makes of the beginnings of `texts`."""
     runner = EncoderRunner(graph, shape)
-    shorts = [ids[:_GOLDEN_TOKENS] for ids in texts]
+    shorts = [ids[:GOLDEN_TOKENS] for ids in texts]
     vectors = [GoldenVector(ids=ids, vector=[round(float(v), 6) for v in runner.vector(ids)]) for ids in shorts]
     return Golden(
         version=GOLDEN_VERSION, model_hash=the_hash, vectors=vectors, ort_version=str(onnxruntime.__version__)

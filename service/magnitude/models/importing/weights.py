@@ -17,17 +17,34 @@ from magnitude.models.graphs.last_row import write_last_row_graph
 from magnitude.models.graphs.linear import Bits
 from magnitude.models.graphs.lora import LORA_GRAPH_FILE, write_lora
 from magnitude.models.importing.accuracy import FALLBACK_GRAPH_FILE, FLOAT, INT8, apply_plan, write_fallback
+from magnitude.models.importing.fusion_check import add_plans
+from magnitude.models.importing.golden_texts import golden_ids
 from magnitude.models.importing.order import ImportJob, Report, versions
 from magnitude.models.importing.source_kind import recognise
-from magnitude.models.importing.verify_decoder import FEWEST_TOKENS, Decision, DecoderCheck, record_decoder
+from magnitude.models.importing.variant_check import Standing, check_shape, check_text, stand_beside
+from magnitude.models.importing.verify_decoder import (
+    Decision,
+    DecoderCheck,
+    compared_texts,
+    record_decoder,
+)
 from magnitude.models.importing.verify_encoder import EncoderDecision, decide_encoder, record_encoder
 from magnitude.models.integrity import file_entry, files_sha256, model_hash
-from magnitude.models.manifest import SCHEMA_VERSION, Manifest, Quantisation, SourceEntry, TensorGroup
+from magnitude.models.manifest import (
+    SCHEMA_VERSION,
+    GraphPlan,
+    Manifest,
+    Quantisation,
+    SourceEntry,
+    TensorGroup,
+    precision_of,
+)
 from magnitude.models.sources import WeightSource, open_source
 from magnitude.models.tokenizers.chat_template import TEMPLATE_FILE
 from magnitude.models.tokenizers.from_folder import tokenizer_from_folder
 from magnitude.models.tokenizers.from_gguf import tokenizer_from_gguf
 from magnitude.models.tokenizers.parts import TokenizerParts
+from magnitude.models.tolerance import completed, default_tolerance
 from magnitude.persist import write_atomic
 
 CHECK_FOLDER = ".check"  # graphs for comparison; removed before the folder gets its name
@@ -54,12 +71,14 @@ def import_weights(job: ImportJob, staging: Path, report: Report) -> Manifest:
     origin = _origin(job, path)
     check = staging / CHECK_FOLDER
     check.mkdir()
-    texts = golden_ids(parts)
+    texts = golden_ids(parts.tokenizer_json)
     if not texts:
         raise ImportFailed(
             "the tokenizer makes nothing of ordinary text, so the model cannot be checked",
             hint="The tokenizer is damaged or belongs to another model; fetch both from the same place",
         )
+    if job.parent is not None:
+        check_text(parts, job.parent, texts)
     if kind == "decoder":
         examined = DecoderCheck(source, check, bits=bits, kv=job.kv, texts=texts, report=report)
         decision: Decision | EncoderDecision = examined.decide(memory_bytes=job.memory_bytes)
@@ -83,6 +102,11 @@ def import_weights(job: ImportJob, staging: Path, report: Report) -> Manifest:
     if job.lora and built.decoder is not None:
         write_lora(staging / built.graph_file, staging / LORA_GRAPH_FILE, built.decoder.layers)
     shutil.rmtree(check)
+    plans: tuple[GraphPlan, ...] = ()
+    plan_notes: tuple[str, ...] = ()
+    if built.decoder is not None:
+        report(0.85, "writing fusion plans")
+        plans, plan_notes = add_plans(staging, built.graph_file, built.decoder, compared_texts(source, texts))
     report(0.9, "recording the golden set")
     files = {name: file_entry(staging / name) for name in (built.graph_file, DATA_FILE)}
     the_hash = model_hash(files, files)
@@ -94,6 +118,16 @@ def import_weights(job: ImportJob, staging: Path, report: Report) -> Manifest:
         assert built.encoder is not None
         golden = record_encoder(graph, built.encoder, the_hash, texts)
     write_golden(staging, golden)
+    usual = job.parent.tolerance if job.parent is not None else None
+    tolerance = completed(job.tolerance, usual or default_tolerance(kind))
+    standing = Standing(verification=(), outside="")
+    if job.parent is not None:
+        report(0.92, f"comparing it with {job.parent.name}")
+        check_shape(built.decoder, built.encoder, job.parent, the_hash)
+        shape = built.decoder or built.encoder
+        assert shape is not None
+        compared = compared_texts(source, texts)
+        standing = stand_beside(staging / built.graph_file, shape, job.parent, compared, tolerance)
     report(0.95, "writing the tokenizer")
     template_file = write_tokenizer(staging, parts)
     if built.decoder is not None:
@@ -122,6 +156,12 @@ def import_weights(job: ImportJob, staging: Path, report: Report) -> Manifest:
         chat_template_file=template_file,
         fallback_graph_file=FALLBACK_GRAPH_FILE if (staging / FALLBACK_GRAPH_FILE).exists() else None,
         lora_graph_file=LORA_GRAPH_FILE if job.lora else None,
+        graphs=plans,
+        variant_of=job.parent.name if job.parent is not None else "",
+        parent_hash=job.parent.model_hash if job.parent is not None else "",
+        outside=standing.outside,
+        precision=precision_of(bits, built.decoder.kv_type if built.decoder else None),
+        tolerance=tolerance,
         quantisation=Quantisation(
             bits=bits,
             groups=_groups(built),
@@ -130,8 +170,8 @@ def import_weights(job: ImportJob, staging: Path, report: Report) -> Manifest:
             kv_type=built.decoder.kv_type if built.decoder else None,
             kv_scales=decision.kv_origin if isinstance(decision, Decision) else "",
         ),
-        verification=decision.verification,
-        notes=(*parts.notes, *_warnings(decision)),
+        verification=(*decision.verification, *standing.verification),
+        notes=(*parts.notes, *_warnings(decision), *plan_notes),
         licence=str(source.metadata.get("licence") or ""),
         created_s=job.created_s,
         made_with=versions(),
@@ -167,20 +207,6 @@ def default_bits(source: WeightSource) -> Bits:
     if "Q" not in most:
         return 4 if source.config.kind == "decoder" else 16
     return 4 if most.lstrip("I").startswith(("Q2", "Q3", "Q4")) else 8
-
-
-def golden_ids(parts: TokenizerParts) -> list[list[int]]:
-    """The texts of the golden set as ids, as the service would make them. Those that come out too short are left out
-    (a tokenizer of one language may make next to nothing of another)."""
-    from importlib.resources import files
-
-    from tokenizers import Tokenizer
-
-    tokenizer = Tokenizer.from_str(parts.tokenizer_json)
-    folder = files("magnitude.models.importing.golden_texts")
-    names = sorted(entry.name for entry in folder.iterdir() if entry.name.endswith(".txt"))
-    texts = [list(tokenizer.encode((folder / name).read_text(encoding="utf-8")).ids) for name in names]
-    return [ids for ids in texts if len(ids) >= FEWEST_TOKENS]
 
 
 def write_tokenizer(staging: Path, parts: TokenizerParts) -> str | None:

@@ -1,0 +1,198 @@
+"""What was decided when, and what ran meanwhile: for people, plots and pages. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+
+import msgspec
+
+from magnitude.board.boot import EARLIEST_S, Stamp, age_s
+from magnitude.feedback.decisions import DecisionRow
+from magnitude.feedback.history import History
+from magnitude.feedback.records import TaskRow
+from magnitude.policy.learned import Choice
+from magnitude.policy.situation import PARTS, Part
+from magnitude.policy.strategy import Strategy
+
+# Decisions after which another choice of their part may be in force; those of other kinds change none.
+_CHANGES = frozenset({"start", "situation", "switch", "revert", "pinned", "retired"})
+
+
+class Moment(msgspec.Struct, frozen=True, kw_only=True):
+    """A decision of `ago_s` ago, as `feedback.decisions.DecisionRow` explains it. `wall_s` is None while the board's
+    clock was not set; `strategy` is the id of the one in force at that moment."""
+
+    ago_s: float
+    wall_s: float | None
+    source: str
+    kind: str
+    model: str
+    part: str
+    key: str
+    from_id: str
+    to_id: str
+    what: str
+    reason: str
+    delay_s: float
+    gain: float
+    repeats: int
+    strategy: str
+
+
+class Span(msgspec.Struct, frozen=True, kw_only=True):
+    """From `begin_ago_s` to `end_ago_s` the choice of that name was in force."""
+
+    begin_ago_s: float
+    end_ago_s: float
+    choice: str
+
+
+class Lane(msgspec.Struct, frozen=True, kw_only=True):
+    """How one part of a model's work was run: `spans` follow each other, the oldest first."""
+
+    model: str
+    part: Part
+    spans: list[Span]
+
+
+class TaskPoint(msgspec.Struct, frozen=True, kw_only=True):
+    """A task that ended `ago_s` ago."""
+
+    ago_s: float
+    model: str
+    kind: str
+    outcome: str
+    queue_s: float
+    run_s: float
+    temperature_c: float | None
+    throttled: bool | None
+    strategy: str
+
+
+class Timeline(msgspec.Struct, frozen=True, kw_only=True):
+    """The last `since_s`, everything the oldest first. `cut_off`: there was more than was asked for, and the oldest
+    are left out."""
+
+    since_s: float
+    decisions: list[Moment]
+    lanes: list[Lane]
+    tasks: list[TaskPoint]
+    cut_off: bool = False
+
+
+def timeline_of(history: History, since_s: float, model: str = "") -> Timeline:
+    """Of the model of that name ("": of all), with the decisions about the board that concern every model."""
+    decisions = [row for row in reversed(history.decisions) if row.model in ("", model) or not model]
+    tasks = [row for row in reversed(history.tasks) if row.task.model == model or not model]
+    return Timeline(
+        since_s=since_s,
+        decisions=[_moment(row, history.now) for row in decisions],
+        lanes=_lanes(decisions, tasks, history.now),
+        tasks=[_point(row, history.now) for row in tasks],
+        cut_off=history.cut_off,
+    )
+
+
+def choices_of(strategy: Strategy) -> dict[Part, str]:
+    """What is in force for each part, by the names that decisions give them."""
+    return {
+        "decode": Choice(session=strategy.decode).choice_id,
+        "prefill": Choice(session=strategy.prefill, chunk=strategy.prefill_chunk).choice_id,
+        "encode": Choice(session=strategy.prefill).choice_id,
+        "variant": Choice(variant=strategy.variant).choice_id,
+    }
+
+
+def _lanes(decisions: Sequence[DecisionRow], tasks: Sequence[TaskRow], now: Stamp) -> list[Lane]:
+    seen = _parts_seen(decisions, tasks)
+    changes: dict[tuple[str, Part], list[tuple[float, str]]] = {key: [] for key in seen}
+    begun: set[str] = set()
+    events: list[DecisionRow | TaskRow] = [*tasks, *(row for row in decisions if row.source == "strategy")]
+    for row in sorted(events, key=lambda row: -_ago_s(row.stamp, now)):
+        ago_s = _ago_s(row.stamp, now)
+        if isinstance(row, DecisionRow):
+            begun.add(row.model)
+            for part, choice, certain in _choices(row):
+                found = changes.get((row.model, part))
+                if found is not None and (certain or not found):
+                    found.append((ago_s, choice))
+        elif row.task.model not in begun and row.circumstances.strategy is not None:
+            # Later on decisions tell: a task that ends just after a switch has begun with what was before it.
+            for part, choice in choices_of(row.circumstances.strategy).items():
+                if (row.task.model, part) in changes:
+                    changes[row.task.model, part].append((ago_s, choice))
+    lanes = [Lane(model=model, part=part, spans=_spans(found)) for (model, part), found in changes.items() if found]
+    return sorted(lanes, key=lambda lane: (lane.model, PARTS.index(lane.part)))
+
+
+def _parts_seen(decisions: Iterable[DecisionRow], tasks: Iterable[TaskRow]) -> set[tuple[str, Part]]:
+    """Parts that mean something for a model: an encoder decodes nothing."""
+    seen: set[tuple[str, Part]] = {(row.model, row.part) for row in decisions if row.part}
+    for row in tasks:
+        if row.circumstances.strategy is not None:
+            parts: tuple[Part, ...] = ("decode", "prefill") if row.task.kind == "generate" else ("encode",)
+            seen.update((row.task.model, part) for part in parts)
+    return seen
+
+
+def _choices(row: DecisionRow) -> list[tuple[Part, str, bool]]:
+    """What a decision says of parts, and whether that is in force from it on. A change of one part says nothing of
+    the others but what was so before, for several may change at once."""
+    changes = row.kind in _CHANGES
+    told = choices_of(row.strategy) if row.strategy is not None else {}
+    found = [(part, choice, changes and not row.part) for part, choice in told.items() if part != row.part]
+    if row.part and changes and row.to_id:
+        found.append((row.part, row.to_id, True))
+    elif row.part in told:
+        found.append((row.part, told[row.part], False))
+    return found
+
+
+def _spans(changes: Sequence[tuple[float, str]]) -> list[Span]:
+    spans: list[Span] = []
+    begin_ago_s, choice = changes[0]
+    for ago_s, other in changes[1:]:
+        if other != choice:
+            spans.append(Span(begin_ago_s=begin_ago_s, end_ago_s=ago_s, choice=choice))
+            begin_ago_s, choice = ago_s, other
+    return [*spans, Span(begin_ago_s=begin_ago_s, end_ago_s=0.0, choice=choice)]
+
+
+def _moment(row: DecisionRow, now: Stamp) -> Moment:
+    return Moment(
+        ago_s=_ago_s(row.stamp, now),
+        wall_s=row.stamp.wall_s if row.stamp.wall_s >= EARLIEST_S else None,
+        source=row.source,
+        kind=row.kind,
+        model=row.model,
+        part=row.part,
+        key=row.key,
+        from_id=row.from_id,
+        to_id=row.to_id,
+        what=row.what,
+        reason=row.reason,
+        delay_s=row.delay_s,
+        gain=row.gain,
+        repeats=row.repeats,
+        strategy=row.strategy.strategy_id if row.strategy is not None else "",
+    )
+
+
+def _point(row: TaskRow, now: Stamp) -> TaskPoint:
+    task, met = row.task, row.circumstances
+    return TaskPoint(
+        ago_s=_ago_s(row.stamp, now),
+        model=task.model,
+        kind=task.kind,
+        outcome=task.outcome,
+        queue_s=task.queue_s,
+        run_s=task.prefill_s + task.decode_s,
+        temperature_c=met.temperature_c,
+        throttled=met.throttled,
+        strategy=task.strategy or (met.strategy.strategy_id if met.strategy is not None else ""),
+    )
+
+
+def _ago_s(stamp: Stamp, now: Stamp) -> float:
+    """Only what can be dated is in a `History`."""
+    return round(age_s(stamp, now) or 0.0, 3)

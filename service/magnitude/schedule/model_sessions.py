@@ -1,0 +1,380 @@
+"""Further sessions of one model: made, compared, timed, used and given up, as its strategy loop asks for it.
+
+A session that has failed is never used again: not one whose results differ, nor one with which engines die.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections import Counter
+from collections.abc import Callable
+from typing import Literal
+
+import msgspec
+
+from magnitude.engine.protocol import Failed, ToService
+from magnitude.engine.session_messages import (
+    Compared,
+    CompareSession,
+    PrepareSession,
+    Probe,
+    Probed,
+    ProbedRun,
+    ReleaseSession,
+    SessionPrepared,
+    TrialRuns,
+    UseSessions,
+)
+from magnitude.engine.session_spec import SessionSpec
+from magnitude.models.golden_texts import COSINE_TOLERANCE, LOGIT_TOLERANCE, golden_texts
+from magnitude.policy import terms
+from magnitude.policy.learned import Verified
+from magnitude.policy.strategy import Strategy
+from magnitude.policy.terms import Event, ProbeDone, SessionChecked, SessionFailed, SessionReady
+from magnitude.schedule.background import Background
+from magnitude.schedule.plan import ModelPlan
+from magnitude.schedule.session_desk import SessionDesk
+from magnitude.supervise.loss import EngineLoss
+
+log = logging.getLogger("magnitude.policy")
+
+# A session that memory had no room for is tried again after so long at the earliest: as long as the governor of
+# memory needs to be calm again.
+REFUSED_S = 30.0
+# A comparison waits so long for the engine to be idle; then its runs are taken between those of requests.
+CHECK_PATIENCE_S = 10.0
+# Engines that may die while they work on a session, or of themselves while it runs, before it is given up: one can be
+# an accident.
+DEATHS_TOLERATED = 2
+# A probe that came to nothing though no request of this model was open is answered after so long: whoever asked for
+# it would ask again at once.
+PROBE_PAUSE_S = 5.0
+# Positions behind which runs are timed: a short conversation's.
+PROBED_PAST_TOKENS = 128
+
+
+class HeldSession(msgspec.Struct, frozen=True, kw_only=True):
+    """A further session in the engine. `bytes_` is what it takes, while it is being made what it is expected to."""
+
+    session: SessionSpec
+    bytes_: int
+    state: Literal["making", "there"]
+
+
+class ModelSessions:
+    """For one model, over all engines. `own` is its own session, `tell` is told what came of what was asked for.
+
+    Lives on the event loop; nothing here waits for the engine but its background tasks.
+    """
+
+    def __init__(
+        self,
+        desk: SessionDesk,
+        plan: ModelPlan,
+        own: SessionSpec,
+        tell: Callable[[Event], None],
+        *,
+        busy: Callable[[], bool],
+    ) -> None:
+        """`busy`: whether requests for this model are open."""
+        self._desk = desk
+        self._plan = plan
+        self._own = own
+        self._tell = tell
+        self._busy = busy
+        self._model = plan.description.name
+        self._held: dict[SessionSpec, HeldSession] = {}
+        self._dropped: set[SessionSpec] = set()  # while they are being made
+        self._refused_s: dict[SessionSpec, float] = {}
+        self._never: dict[SessionSpec, str] = {}
+        self._deaths: Counter[SessionSpec] = Counter()
+        self._at_work: tuple[SessionSpec, ...] = ()
+        self._in_use: tuple[SessionSpec, ...] = ()
+        self._asked: tuple[SessionSpec | None, SessionSpec | None, TrialRuns | None] | None = None
+        self._session_bytes = plan.description.weight_bytes  # until one was made: about its packed weights
+        self._background = Background("work on a further session failed")
+
+    # --- for those who look on ---
+
+    @property
+    def held(self) -> list[HeldSession]:
+        return list(self._held.values())
+
+    def bytes_(self) -> int:
+        """What all of them take, those that are being made included."""
+        return sum(held.bytes_ for held in self._held.values())
+
+    # --- the engine ---
+
+    def engine_down(self, loss: EngineLoss | None) -> None:
+        """The sessions are gone with their engine; `loss` None: the model was unloaded."""
+        self._background.cancel()
+        blamed = set(self._at_work) if loss is not None and loss.cause != "recycled" else set()
+        if loss is not None and loss.blames_request:
+            blamed |= set(self._in_use)
+        for session in blamed - {self._own}:
+            self._deaths[session] += 1
+            if self._deaths[session] >= DEATHS_TOLERATED:
+                self._give_up(
+                    session,
+                    f"{self._deaths[session]} engines died with it, the last one: {loss.reason if loss else ''}",
+                )
+        self._held.clear()
+        self._dropped.clear()
+        self._at_work = self._in_use = ()
+        self._asked = None
+
+    async def close(self) -> None:
+        self._background.cancel()
+        await self._background.settled()
+
+    # --- what the loop asks for ---
+
+    def prepare(self, session: SessionSpec) -> None:
+        if session == self._own:
+            self._tell(SessionReady(session, 0))
+            return
+        self._dropped.discard(session)
+        if session not in self._held:
+            self._background.start(self._prepare(session))
+
+    def drop(self, session: SessionSpec) -> None:
+        held = self._held.get(session)
+        if held is None or held.state == "making":
+            self._dropped.add(session)
+            return
+        self._release(session)
+
+    def check(self, session: SessionSpec) -> None:
+        self._background.start(self._check(session))
+
+    def probe(self, probe: terms.Probe) -> None:
+        self._background.start(self._probe(probe))
+
+    def use(self, strategy: Strategy, trial: terms.Trial | None) -> None:
+        """From the next run on. A session that is not there, or must not be used, is the model's own."""
+        decode, prefill = self._usable(strategy.decode), self._usable(strategy.prefill)
+        tried = None
+        if trial is not None and (trial.session == self._own or self._usable(trial.session) is not None):
+            phase: Literal["decode", "prefill"] = "decode" if trial.part == "decode" else "prefill"
+            tried = TrialRuns(phase=phase, session=self._usable(trial.session), every=trial.every)
+        asked = (decode, prefill, tried)
+        used = [decode, prefill, tried.session if tried is not None else None]
+        self._in_use = tuple(session for session in used if session is not None)
+        # A new engine runs everything by the model's own sessions.
+        if asked == (self._asked or (None, None, None)):
+            return
+        self._asked = asked
+        self._desk.send(
+            UseSessions(
+                request_id=self._desk.next_id(), model=self._model, decode=decode, prefill=prefill, trial=tried
+            )
+        )
+
+    def drop_all(self, reason: str) -> None:
+        """Memory is short: give all further sessions back. The loop is told of each, and may ask again later."""
+        for session in list(self._held):
+            self._refused_s[session] = self._desk.clock()
+            if self._held[session].state == "there":
+                self._release(session)
+                self._tell(SessionFailed(session, reason, lasting=False))
+            else:
+                self._dropped.add(session)
+
+    # --- in the background ---
+
+    async def _prepare(self, session: SessionSpec) -> None:
+        if session in self._never:
+            self._tell(SessionFailed(session, self._never[session], lasting=True))
+            return
+        refused_s = self._refused_s.get(session)
+        if refused_s is not None:
+            await asyncio.sleep(max(0.0, refused_s + REFUSED_S - self._desk.clock()))
+        await self._desk.settled()
+        async with self._desk.one:
+            if session in self._held:
+                return
+            if session in self._dropped:
+                self._dropped.discard(session)
+                return
+            refusal = self._desk.budget().refusal(self._session_bytes)
+            if refusal:
+                self._refused_s[session] = self._desk.clock()
+                self._tell(SessionFailed(session, refusal, lasting=False))
+                return
+            await self._make(session)
+
+    async def _make(self, session: SessionSpec) -> None:
+        request_id = self._desk.next_id()
+        message = PrepareSession(request_id=request_id, model=self._model, session=session)
+        self._held[session] = HeldSession(session=session, bytes_=self._session_bytes, state="making")
+        self._at_work = (session,)
+        answer = await self._desk.ask(message, request_id)
+        self._at_work = ()
+        if not isinstance(answer, SessionPrepared):
+            del self._held[session]
+            self._refused_s[session] = self._desk.clock()
+            reason, lasting = _reason_of(answer)
+            self._tell(SessionFailed(session, reason, lasting))
+            return
+        self._held[session] = HeldSession(session=session, bytes_=answer.added_bytes, state="there")
+        self._session_bytes = max(answer.added_bytes, self._plan.description.weight_bytes // 2)
+        self._refused_s.pop(session, None)
+        if session in self._dropped:
+            self._release(session)
+            self._tell(SessionFailed(session, "given up while it was made", lasting=False))
+            return
+        fields = {
+            "model": self._model,
+            "session": session.session_id,
+            "load_s": round(answer.load_s, 2),
+            "mb": answer.added_bytes // 1_000_000,
+        }
+        log.info("session prepared", extra={"fields": fields})
+        self._tell(SessionReady(session, answer.added_bytes))
+
+    async def _check(self, session: SessionSpec) -> None:
+        texts = await asyncio.to_thread(golden_texts, self._plan.description, self._longest_tokens)
+        await self._desk.settled()
+        await self._desk.quiet(patience_s=CHECK_PATIENCE_S)
+        async with self._desk.one:
+            if not self._there(session):
+                return  # it was given up meanwhile, which the loop knows
+            request_id = self._desk.next_id()
+            message = CompareSession(
+                request_id=request_id,
+                model=self._model,
+                session=session,
+                slot=self._plan.scratch_slot,
+                texts=texts,
+            )
+            self._at_work = (session,)
+            answer = await self._desk.ask(message, request_id)
+            self._at_work = ()
+            self._give_back_slot()
+        if isinstance(answer, Failed) and not self._there(session):
+            return
+        verdict = verdict_of(session, answer)
+        fields = {"model": self._model, "session": session.session_id, "equal": verdict.equal}
+        if verdict.passed:
+            log.info("session agrees with the model's own", extra={"fields": fields})
+        else:
+            log.error(
+                "session gives other results than the model's own and is not used",
+                extra={"fields": fields | {"reason": verdict.reason}},
+            )
+            self._give_up(session, verdict.reason)
+        self._tell(SessionChecked(verdict))
+        if not verdict.passed and self._there(session):
+            self._release(session)
+
+    async def _probe(self, probe: terms.Probe) -> None:
+        await self._desk.settled()
+        if not await self._desk.quiet(given_up=self._busy):
+            self._tell(ProbeDone(probe, (), complete=False))
+            return
+        seconds: tuple[tuple[float, ...], ...] = ()
+        complete, reason = False, "something else came first"
+        async with self._desk.one:
+            answer = await self._timed(probe) if self._desk.idle() else None
+        if isinstance(answer, Probed):
+            seconds, complete = answer.seconds, answer.complete
+        elif answer is not None:
+            reason = _reason_of(answer)[0]
+            log.warning("sessions could not be timed", extra={"fields": {"model": self._model, "reason": reason}})
+        if not any(seconds) and not self._busy():
+            await asyncio.sleep(PROBE_PAUSE_S)
+        self._tell(ProbeDone(probe, seconds, complete))
+
+    async def _timed(self, probe: terms.Probe) -> ToService:
+        """What the engine answers."""
+        request_id = self._desk.next_id()
+        runs = tuple(self._probed(probe, choice.session, choice.chunk) for choice in probe.choices)
+        longest = max(run.tokens for run in runs)
+        message = Probe(
+            request_id=request_id,
+            model=self._model,
+            slot=self._plan.scratch_slot,
+            runs=runs,
+            rounds=probe.rounds,
+            past_tokens=max(0, min(PROBED_PAST_TOKENS, self._longest_tokens - longest)),
+        )
+        self._at_work = tuple(run.session for run in runs if run.session is not None)
+        answer = await self._desk.ask(message, request_id)
+        self._at_work = ()
+        self._give_back_slot()
+        return answer
+
+    # --- inside ---
+
+    def _probed(self, probe: terms.Probe, session: SessionSpec | None, chunk: int) -> ProbedRun:
+        further = None if session is None or session == self._own else session
+        match probe.part:
+            case "decode":
+                return ProbedRun(session=further, rows=probe.rows, tokens=1)
+            case "prefill":
+                return ProbedRun(session=further, rows=1, tokens=min(chunk or probe.tokens, self._longest_tokens))
+            case _:
+                return ProbedRun(
+                    session=further, rows=max(1, probe.rows), tokens=min(probe.tokens, self._longest_tokens)
+                )
+
+    @property
+    def _longest_tokens(self) -> int:
+        encoder = self._plan.description.encoder
+        return encoder.max_tokens if encoder is not None else max(1, self._plan.provision.context_length - 1)
+
+    def _there(self, session: SessionSpec) -> bool:
+        held = self._held.get(session)
+        return held is not None and held.state == "there"
+
+    def _usable(self, session: SessionSpec) -> SessionSpec | None:
+        """None: the model's own."""
+        if session == self._own or session in self._never or not self._there(session):
+            return None
+        return session
+
+    def _release(self, session: SessionSpec) -> None:
+        self._held.pop(session, None)
+        self._dropped.discard(session)
+        self._desk.send(ReleaseSession(request_id=self._desk.next_id(), model=self._model, session=session))
+
+    def _give_up(self, session: SessionSpec, reason: str) -> None:
+        self._never[session] = reason
+
+    def _give_back_slot(self) -> None:
+        if self._plan.kv is not None:
+            self._plan.kv.release_slot(self._plan.scratch_slot)
+
+
+def verdict_of(session: SessionSpec, answer: object) -> Verified:
+    """Whether its results are those of the model's own: equal to the bit, or within the tolerance that a model's
+    golden set has."""
+    if not isinstance(answer, Compared):
+        return Verified(session=session, passed=False, equal=False, top1_agreement=0.0, reason=_reason_of(answer)[0])
+    reason = ""
+    if answer.positions <= 0:
+        reason = "nothing could be compared"
+    elif not answer.equal:
+        if not answer.top1_agreement >= 1.0:
+            reason = f"another first token at {1 - answer.top1_agreement:.1%} of the positions"
+        elif not answer.least_cosine >= COSINE_TOLERANCE:
+            reason = f"a cosine of {answer.least_cosine:.4f}, {COSINE_TOLERANCE} is required"
+        elif not answer.largest_difference <= LOGIT_TOLERANCE:
+            reason = f"values differ by {answer.largest_difference:.2f}, {LOGIT_TOLERANCE} is allowed"
+    return Verified(
+        session=session,
+        passed=not reason,
+        equal=answer.equal,
+        largest_difference=answer.largest_difference,
+        top1_agreement=answer.top1_agreement,
+        reason=reason,
+    )
+
+
+def _reason_of(answer: object) -> tuple[str, bool]:
+    """Why, and whether trying again is of no use."""
+    if isinstance(answer, Failed):
+        return answer.message, answer.permanent
+    return f"the engine answered with {type(answer).__name__}", False

@@ -1,0 +1,379 @@
+"""Further sessions of a model: within memory, checked before they are used, never again after they have failed."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+from typing import cast
+
+import msgspec
+from hypothesis import given
+from hypothesis import strategies as st
+from sample_plans import decoder_plan
+from scripted_chooser import OWN, OWN_ONLY, TWO, TWO_FOR_PROMPTS
+from scripted_engine import ScriptedEngine
+
+from magnitude.engine import session_messages as engine
+from magnitude.engine.client import EngineLink
+from magnitude.engine.message import Message
+from magnitude.engine.protocol import Failed, ToService
+from magnitude.engine.session_spec import SessionSpec
+from magnitude.models.golden import Golden, GoldenPrompt, write_golden
+from magnitude.policy.learned import Choice, Verified
+from magnitude.policy.terms import Event, Probe, ProbeDone, SessionChecked, SessionFailed, SessionReady, Trial
+from magnitude.schedule.model_sessions import REFUSED_S, ModelSessions, verdict_of
+from magnitude.schedule.plan import ModelPlan
+from magnitude.schedule.session_budget import SessionBudget
+from magnitude.schedule.session_desk import SessionDesk
+from magnitude.supervise.loss import EngineLoss, LossCause
+
+PLENTY = SessionBudget(room_bytes=10**9, step="normal", account_bytes=10**9, models_bytes=0, sessions_bytes=0)
+PROBE = Probe(
+    part="prefill",
+    key="tokens=128",
+    choices=(Choice(session=OWN, chunk=16), Choice(session=TWO, chunk=32)),
+    rows=1,
+    tokens=32,
+    rounds=3,
+)
+ALIKE = engine.Compared(
+    request_id=0, positions=9, equal=True, largest_difference=0.0, top1_agreement=1.0, least_cosine=1.0
+)
+
+
+class Bench:
+    """A model's sessions over an engine that answers as a script says."""
+
+    def __init__(
+        self, answer: Callable[[Message], ToService | None] | None = None, plan: ModelPlan | None = None
+    ) -> None:
+        self.answer = answer or self.usual
+        self.engine = ScriptedEngine(lambda message: self.answer(message))
+        self.told: list[Event] = []
+        self.idle = self.busy = False
+        self.memory = PLENTY
+        self.now_s = 1000.0
+        self.plan = plan or decoder_plan()
+        self.desk = SessionDesk(
+            ask=self.ask,
+            next_id=self.engine.next_id,
+            idle=lambda: self.idle,
+            budget=lambda: self.memory,
+            settle_s=0.0,
+            clock=lambda: self.now_s,
+        )
+        self.idle = True
+        self.sessions = ModelSessions(self.desk, self.plan, OWN, self.told.append, busy=lambda: self.busy)
+        self.desk.engine_up(cast(EngineLink, self.engine))
+
+    def usual(self, message: Message) -> ToService | None:
+        match message:
+            case engine.PrepareSession(request_id=request_id, model=model):
+                return engine.SessionPrepared(request_id=request_id, model=model, load_s=0.5, added_bytes=125)
+            case engine.CompareSession():
+                return ALIKE
+            case engine.Probe(request_id=request_id):
+                return engine.Probed(request_id=request_id, seconds=((1.0,), (2.0,)), complete=True)
+        return None
+
+    async def ask(self, link: EngineLink, message: Message, request_id: int) -> ToService:
+        self.engine.sent.append(message)
+        if (answer := self.answer(message)) is None:
+            await asyncio.Event().wait()
+        assert answer is not None
+        return answer
+
+    def lose(self, cause: LossCause = "killed") -> None:
+        self.desk.engine_down()
+        self.sessions.engine_down(EngineLoss("it is gone", cause))
+
+    def sent(self, kind: type[Message]) -> list[Message]:
+        return [message for message in self.engine.sent if isinstance(message, kind)]
+
+    async def until(self, condition: Callable[[], bool]) -> None:
+        async with asyncio.timeout(10):
+            while not condition():
+                await asyncio.sleep(0)
+
+    async def have(self, session: SessionSpec) -> None:
+        self.sessions.prepare(session)
+        await self.until(lambda: SessionReady(session, 125) in self.told)
+
+
+def play(scenario: Callable[[Bench], Awaitable[None]], bench: Bench | None = None) -> Bench:
+    async def run() -> Bench:
+        used = bench or Bench()
+        await scenario(used)
+        await used.sessions.close()
+        return used
+
+    return asyncio.run(run())
+
+
+def test_a_session_is_made_and_counted() -> None:
+    async def scenario(bench: Bench) -> None:
+        await bench.have(TWO)
+        assert [(held.session, held.state) for held in bench.sessions.held] == [(TWO, "there")]
+        assert bench.sessions.bytes_() == 125
+
+    play(scenario)
+
+
+def test_while_it_is_made_it_counts_as_what_it_is_expected_to_take() -> None:
+    async def scenario(bench: Bench) -> None:
+        bench.answer = lambda message: None
+        bench.sessions.prepare(TWO)
+        await bench.until(lambda: bool(bench.sessions.held))
+        assert bench.sessions.bytes_() == bench.plan.description.weight_bytes == 7
+
+    play(scenario, Bench(plan=decoder_plan(weight_bytes=7)))
+
+
+def test_the_models_own_session_is_there_already() -> None:
+    async def scenario(bench: Bench) -> None:
+        bench.sessions.prepare(OWN)
+        assert bench.told == [SessionReady(OWN, 0)]
+        assert not bench.engine.sent
+
+    play(scenario)
+
+
+def test_without_memory_none_is_made_and_it_may_be_asked_for_again() -> None:
+    async def scenario(bench: Bench) -> None:
+        bench.memory = msgspec.structs.replace(PLENTY, step="trim")
+        bench.sessions.prepare(TWO)
+        await bench.until(lambda: bool(bench.told))
+        assert bench.told == [SessionFailed(TWO, "memory is short (step trim)", lasting=False)]
+        assert not bench.engine.sent
+        bench.memory, bench.now_s = PLENTY, bench.now_s + REFUSED_S
+        await bench.have(TWO)
+
+    play(scenario)
+
+
+def test_what_the_engine_refuses_is_told_with_its_reason() -> None:
+    async def scenario(bench: Bench) -> None:
+        bench.answer = lambda message: Failed(request_id=0, code="bad", message="no such graph", permanent=True)
+        bench.sessions.prepare(TWO)
+        await bench.until(lambda: bool(bench.told))
+        assert bench.told == [SessionFailed(TWO, "no such graph", lasting=True)]
+        assert not bench.sessions.held
+
+    play(scenario)
+
+
+def test_only_sessions_that_are_there_are_used_and_nothing_is_said_twice() -> None:
+    async def scenario(bench: Bench) -> None:
+        trial = Trial("decode", TWO, 8)
+        bench.sessions.use(OWN_ONLY, None)
+        bench.sessions.use(TWO_FOR_PROMPTS, trial)
+        assert bench.sent(engine.UseSessions) == []
+        await bench.have(TWO)
+        bench.sessions.use(TWO_FOR_PROMPTS, trial)
+        bench.sessions.use(TWO_FOR_PROMPTS, trial)
+        [said] = bench.sent(engine.UseSessions)
+        assert isinstance(said, engine.UseSessions)
+        assert (said.decode, said.prefill) == (None, TWO)
+        assert said.trial == engine.TrialRuns(phase="decode", session=TWO, every=8)
+        bench.sessions.use(OWN_ONLY, None)
+        last = bench.sent(engine.UseSessions)[-1]
+        assert isinstance(last, engine.UseSessions)
+        assert (last.decode, last.prefill, last.trial) == (None, None, None)
+
+    play(scenario)
+
+
+def test_the_golden_texts_are_compared_in_the_scratch_slot(tmp_path: Path) -> None:
+    plan = decoder_plan(context=4)
+    plan.description = msgspec.structs.replace(plan.description, folder=str(tmp_path))
+    prompt = GoldenPrompt(ids=[3, 1, 4, 1, 5], top=[1], logits=[9.0])
+    write_golden(tmp_path, Golden(version=1, model_hash="0", prompts=[prompt]))
+
+    async def scenario(bench: Bench) -> None:
+        await bench.have(TWO)
+        bench.sessions.check(TWO)
+        await bench.until(lambda: len(bench.told) == 2)
+        [asked] = bench.sent(engine.CompareSession)
+        assert isinstance(asked, engine.CompareSession)
+        assert (asked.slot, asked.texts) == (plan.scratch_slot, [[3, 1, 4]])
+        assert bench.told[1] == SessionChecked(Verified(session=TWO, passed=True, equal=True))
+
+    play(scenario, Bench(plan=plan))
+
+
+def test_a_session_with_other_results_is_released_and_never_made_or_used_again() -> None:
+    other = msgspec.structs.replace(ALIKE, equal=False, top1_agreement=0.5)
+
+    async def scenario(bench: Bench) -> None:
+        bench.answer = lambda message: other if isinstance(message, engine.CompareSession) else bench.usual(message)
+        await bench.have(TWO)
+        bench.sessions.check(TWO)
+        await bench.until(lambda: len(bench.told) == 2)
+        checked = bench.told[1]
+        assert isinstance(checked, SessionChecked)
+        assert not checked.verdict.passed
+        assert len(bench.sent(engine.ReleaseSession)) == 1
+        made = len(bench.sent(engine.PrepareSession))
+        for _ in range(2):  # with this engine and with the next one
+            bench.sessions.prepare(TWO)
+            await bench.until(lambda: isinstance(bench.told[-1], SessionFailed))
+            failed = bench.told.pop()
+            assert isinstance(failed, SessionFailed)
+            assert failed.lasting
+            bench.sessions.use(TWO_FOR_PROMPTS, Trial("decode", TWO, 8))
+            bench.lose()
+            bench.desk.engine_up(cast(EngineLink, bench.engine))
+        assert len(bench.sent(engine.PrepareSession)) == made
+        assert bench.sent(engine.UseSessions) == []
+
+    play(scenario)
+
+
+def test_a_session_that_is_given_up_while_it_is_made_does_not_stay() -> None:
+    async def scenario(bench: Bench) -> None:
+        goes_on = asyncio.Event()
+
+        async def slow(link: EngineLink, message: Message, request_id: int) -> ToService:
+            bench.engine.sent.append(message)
+            await goes_on.wait()
+            answer = bench.usual(message)
+            assert answer is not None
+            return answer
+
+        bench.desk._ask = slow
+        bench.sessions.prepare(TWO)
+        await bench.until(lambda: bool(bench.sessions.held))
+        bench.sessions.drop(TWO)
+        goes_on.set()
+        await bench.until(lambda: bool(bench.told))
+        assert not bench.sessions.held
+        assert len(bench.sent(engine.ReleaseSession)) == 1
+
+    play(scenario)
+
+
+def test_short_memory_takes_all_of_them_back_and_the_loop_is_told() -> None:
+    async def scenario(bench: Bench) -> None:
+        await bench.have(TWO)
+        bench.sessions.drop_all("memory is short")
+        assert bench.sessions.bytes_() == 0
+        assert bench.told[-1] == SessionFailed(TWO, "memory is short", lasting=False)
+        assert len(bench.sent(engine.ReleaseSession)) == 1
+
+    play(scenario)
+
+
+def test_runs_are_timed_as_the_loop_names_them() -> None:
+    async def scenario(bench: Bench) -> None:
+        await bench.have(TWO)
+        bench.sessions.probe(PROBE)
+        await bench.until(lambda: len(bench.told) == 2)
+        [asked] = bench.sent(engine.Probe)
+        assert isinstance(asked, engine.Probe)
+        assert asked.runs == (
+            engine.ProbedRun(session=None, rows=1, tokens=16),
+            engine.ProbedRun(session=TWO, rows=1, tokens=32),
+        )
+        assert asked.rounds == 3
+        assert asked.past_tokens + 32 < bench.plan.provision.context_length
+        assert bench.told[1] == ProbeDone(PROBE, ((1.0,), (2.0,)), complete=True)
+
+    play(scenario)
+
+
+def test_nothing_is_timed_while_the_model_works() -> None:
+    async def scenario(bench: Bench) -> None:
+        bench.idle, bench.busy = False, True
+        bench.sessions.probe(PROBE)
+        await bench.until(lambda: bool(bench.told))
+        assert bench.told == [ProbeDone(PROBE, (), complete=False)]
+        assert not bench.engine.sent
+
+    play(scenario)
+
+
+def test_timing_waits_for_the_work_of_other_models() -> None:
+    async def scenario(bench: Bench) -> None:
+        bench.idle = False
+        bench.sessions.probe(PROBE)
+        for _ in range(5):
+            await asyncio.sleep(0)
+        assert not bench.engine.sent
+        bench.idle = True
+        bench.desk.load_changed()
+        await bench.until(lambda: bool(bench.told))
+        assert len(bench.sent(engine.Probe)) == 1
+
+    play(scenario)
+
+
+def test_a_session_with_which_engines_die_is_given_up_for_good() -> None:
+    async def scenario(bench: Bench) -> None:
+        bench.answer = lambda message: None
+        for _ in range(2):
+            bench.sessions.prepare(TWO)
+            await bench.until(lambda: bool(bench.sessions.held))
+            bench.lose()
+            bench.desk.engine_up(cast(EngineLink, bench.engine))
+        bench.sessions.prepare(TWO)
+        await bench.until(lambda: bool(bench.told))
+        [failed] = bench.told
+        assert isinstance(failed, SessionFailed)
+        assert failed.lasting
+
+    play(scenario)
+
+
+def test_engines_that_are_killed_or_replaced_do_not_count_against_what_they_ran() -> None:
+    async def scenario(bench: Bench) -> None:
+        for cause in ("killed", "recycled", "killed", "recycled"):
+            bench.told.clear()
+            await bench.have(TWO)
+            bench.sessions.use(TWO_FOR_PROMPTS, None)
+            bench.lose(cast(LossCause, cause))
+            bench.desk.engine_up(cast(EngineLink, bench.engine))
+        bench.told.clear()
+        await bench.have(TWO)
+
+    play(scenario)
+
+
+def test_engines_that_crash_with_a_session_in_use_count_against_it() -> None:
+    async def scenario(bench: Bench) -> None:
+        for _ in range(2):
+            bench.told.clear()
+            await bench.have(TWO)
+            bench.sessions.use(TWO_FOR_PROMPTS, None)
+            bench.lose("crash")
+            bench.desk.engine_up(cast(EngineLink, bench.engine))
+        bench.told.clear()
+        bench.sessions.prepare(TWO)
+        await bench.until(lambda: bool(bench.told))
+        assert isinstance(bench.told[0], SessionFailed)
+
+    play(scenario)
+
+
+@given(
+    equal=st.booleans(),
+    top1=st.floats(0, 1),
+    cosine=st.floats(-1, 1) | st.just(float("nan")),
+    difference=st.floats(0, 10) | st.just(float("nan")),
+    positions=st.integers(0, 5),
+)
+def test_only_equal_results_or_those_within_every_limit_pass(
+    equal: bool, top1: float, cosine: float, difference: float, positions: int
+) -> None:
+    compared = engine.Compared(
+        request_id=1,
+        positions=positions,
+        equal=equal,
+        largest_difference=difference,
+        top1_agreement=top1,
+        least_cosine=cosine,
+    )
+    verdict = verdict_of(TWO, compared)
+    within = top1 >= 1 and cosine >= 0.99 and difference <= 1.0
+    assert verdict.passed == (positions > 0 and (equal or within))
+    assert verdict.passed == (not verdict.reason)
