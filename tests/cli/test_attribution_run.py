@@ -141,6 +141,20 @@ def test_the_loop_is_on_again_afterwards_and_no_hold_is_longer_than_a_dead_clien
     assert max(service.holds) == HOLD_S
 
 
+def test_the_loop_learns_the_work_first_with_rests_in_between_and_nothing_of_that_counts() -> None:
+    service = SimulatedService()
+    proof = proof_of(service)
+    began_s = service.now_s
+    proof.run(100, 40)
+    first_hold = service.holds.index(HOLD_S)
+    assert first_hold == 0  # nothing is held while it learns
+    learned = service.asked.index("off")
+    assert learned >= 3 * 2
+    counted = sum(len(block.answers) for block in proof.blocks)
+    assert len(service.asked) == learned + 2 * (1 + 3) + counted + len(proof.blocks)
+    assert service.now_s - began_s <= 100
+
+
 def test_one_round_at_least_is_run_and_none_that_would_not_fit() -> None:
     service = SimulatedService()
     short = proof_of(service)
