@@ -17,7 +17,7 @@ from magnitude.schedule.inference import GenerationTask
 from magnitude.schedule.plan import ModelPlan
 from magnitude.schedule.served_models import ServedModels
 from magnitude.schedule.slot_terms import Known
-from magnitude.schedule.variant_routing import VariantRouting
+from magnitude.schedule.variant_routing import FORGOTTEN_AFTER_S, LOAD_AT_LATEST_S, VariantRouting
 from magnitude.supervise.lifecycle import EngineLifecycle
 
 
@@ -38,6 +38,7 @@ class World:
         ]
         self.loaded = {"chat", *names}
         self.wanted: list[str] = []
+        self.now_s = 100.0
         self.held: dict[str, int] = {}
         self.reserved: set[str] = set()
         self.models = ServedModels(
@@ -52,6 +53,7 @@ class World:
             wanted=self.wanted.append,
             known=self.known,
             reserved=lambda client, model: client in self.reserved,
+            clock=lambda: self.now_s,
         )
 
     def known(self, plan: ModelPlan, task: GenerationTask) -> Known:
@@ -79,6 +81,7 @@ class World:
 def test_without_a_word_from_the_policy_the_model_itself_serves() -> None:
     world = World()
     assert world.route() == "chat"
+    world.routing.look(idle=True)
     assert world.wanted == []
 
 
@@ -102,13 +105,38 @@ def test_a_name_that_is_no_variant_means_the_model_itself(name: str) -> None:
     assert world.route() == "chat"
 
 
-def test_a_variant_that_is_not_loaded_is_wanted_and_the_model_serves_meanwhile() -> None:
+def test_a_variant_that_is_not_loaded_is_loaded_in_a_pause_and_the_model_serves_meanwhile() -> None:
     world = World()
     world.loaded.discard("small")
     world.choose("small")
-    assert (world.route(), world.wanted) == ("chat", ["small"])
+    assert world.route() == "chat"
+    world.routing.look(idle=False)
+    assert world.wanted == []
+    world.routing.look(idle=True)
+    assert world.wanted == ["small"]
     world.loaded.add("small")
     assert world.route() == "small"
+
+
+def test_a_load_without_a_pause_does_not_keep_a_variant_away_for_ever() -> None:
+    world = World()
+    world.loaded.discard("small")
+    world.choose("small")
+    for _ in range(3):
+        assert world.route() == "chat"
+        world.routing.look(idle=False)
+        world.now_s += LOAD_AT_LATEST_S / 2
+    assert world.wanted == ["small"]
+
+
+def test_what_is_wanted_no_more_is_not_loaded_in_a_later_pause() -> None:
+    world = World()
+    world.loaded.discard("small")
+    world.choose("small")
+    world.route()
+    world.now_s += FORGOTTEN_AFTER_S + 1
+    world.routing.look(idle=True)
+    assert world.wanted == []
 
 
 def test_a_variant_outside_its_tolerance_is_neither_used_nor_loaded() -> None:
@@ -116,7 +144,9 @@ def test_a_variant_outside_its_tolerance_is_neither_used_nor_loaded() -> None:
     world.loaded.discard("small")
     world.variants[0].outside = "on this board: KL 0.3 nats"
     world.choose("small")
-    assert (world.route(), world.wanted) == ("chat", [])
+    assert world.route() == "chat"
+    world.routing.look(idle=True)
+    assert world.wanted == []
 
 
 def test_a_variant_that_failed_for_good_or_fell_back_is_not_used() -> None:
@@ -156,6 +186,7 @@ def test_a_conversation_whose_variant_is_not_loaded_goes_on_where_the_policy_say
     world.loaded.discard("small")
     world.held = {"small": 40}
     assert world.route() == "chat"
+    world.routing.look(idle=True)
     assert world.wanted == []
 
 
@@ -190,9 +221,10 @@ def test_texts_are_routed_as_well() -> None:
     routing = VariantRouting(
         models,
         ready=lambda name: True,
-        wanted=[].append,
-        known=lambda p, t: Known(0, ""),
-        reserved=lambda c, m: False,
+        wanted=lambda name: None,
+        known=lambda plan, task: Known(0, ""),
+        reserved=lambda client, model: False,
+        clock=time.monotonic,
     )
     assert routing.for_texts(parent) is parent
     routing.choose_by(lambda model, task: "e-int8" if task == "embed" else "")
@@ -226,12 +258,13 @@ def test_a_variant_is_loaded_beside_what_is_served_and_answers_from_then_on() ->
         house.dispatcher.variants.choose_by(lambda model, task: "small")
         first = await house.dispatcher.generate(task("chat", 5))
         assert (first.variant, first.model) == ("", "chat")
+        while (await first.next()).reason is None:
+            pass
         await until(lambda: house.state("small") == "loaded")
         second = await house.dispatcher.generate(task("chat", 6))
         assert (second.variant, second.model) == ("small", "small")
-        for generation in (first, second):
-            while (await generation.next()).reason is None:
-                pass
+        while (await second.next()).reason is None:
+            pass
 
     House(plan("small", variant_of="chat")).play(scenario)
 

@@ -128,9 +128,10 @@ class Dispatcher:
         self.variants = VariantRouting(
             self.models_served,
             ready=lambda name: self.ready(name, begun=False),
-            wanted=self._presence.wanted,
+            wanted=self._want_variant,
             known=self.conversations.known,
             reserved=lambda client, name: self._admission.hold(client, name, clock()).requests > 0,
+            clock=clock,
         )
         self._refusals = Refusals(feedback)
         self._runs = Runs(
@@ -553,7 +554,12 @@ class Dispatcher:
         self.work.look()
         self._wake_again()
         self._presence.demand_changed()
+        self.variants.look(idle=not self.running and not self.waiting)
         return refused
+
+    def _want_variant(self, name: str) -> None:
+        # Not at once: this is told in the midst of a decision.
+        asyncio.get_running_loop().call_soon(self._presence.wanted, name)
 
     def _wake_again(self) -> None:
         if self._timer is not None:

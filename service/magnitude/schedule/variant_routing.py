@@ -3,11 +3,14 @@
 The policy names a variant for a kind of task; here is what stands against it. A conversation whose KV lies with one
 of them stays there, since all of it would be computed again elsewhere, unless heat, supply or memory force it away.
 Nobody waits for a variant: until it is loaded, and has shown on this board that it is near enough, the parent serves.
+Loading holds the engine up, so it begins when nothing is open, or when that does not come for a while.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+
+import msgspec
 
 from magnitude.policy.situation import TaskKind
 from magnitude.schedule.inference import GenerationTask
@@ -17,6 +20,19 @@ from magnitude.schedule.slot_terms import Known
 
 # For a model and a kind of task: the name of the variant that should compute it; "" or the model's own: none.
 VariantOf = Callable[[str, TaskKind], str]
+
+# Under a load without a pause a variant is loaded after so long all the same: a board gets hot within minutes, and a
+# load holds requests up for 0.5 s (SmolLM2-135M) to some seconds.
+LOAD_AT_LATEST_S = 30.0
+# What nobody has wanted for so long is not loaded any more: the reason for it has passed.
+FORGOTTEN_AFTER_S = 60.0
+
+
+class _Wish(msgspec.Struct):
+    """A variant that requests would have gone to, had it been loaded."""
+
+    first_s: float
+    last_s: float
 
 
 class VariantRouting:
@@ -31,12 +47,15 @@ class VariantRouting:
         wanted: Callable[[str], None],
         known: Callable[[ModelPlan, GenerationTask], Known],
         reserved: Callable[[str, str], bool],
+        clock: Callable[[], float],
     ) -> None:
         self._models = models
         self._ready = ready
         self._wanted = wanted
         self._known = known
         self._reserved = reserved
+        self._clock = clock
+        self._wishes: dict[str, _Wish] = {}
         self._variant_of: VariantOf = lambda model, task: ""
         self._forced: Callable[[str], bool] = lambda model: False
 
@@ -64,6 +83,18 @@ class VariantRouting:
         """Who computes an encoder's vectors."""
         return self._wished(parent, "embed", self._standing_in(parent))
 
+    def look(self, *, idle: bool) -> None:
+        """Requests came or went; `idle`: nothing is open. Has those loaded whose time has come."""
+        if not self._wishes:
+            return
+        now_s = self._clock()
+        for name, wish in list(self._wishes.items()):
+            if now_s - wish.last_s > FORGOTTEN_AFTER_S:
+                del self._wishes[name]
+            elif idle or now_s - wish.first_s >= LOAD_AT_LATEST_S:
+                del self._wishes[name]
+                self._wanted(name)
+
     def _standing_in(self, parent: ModelPlan) -> list[ModelPlan]:
         if parent.description.variant_of:
             return []
@@ -76,7 +107,8 @@ class VariantRouting:
         chosen = next((plan for plan in fitting if plan.description.name == name), parent)
         if chosen is parent or self._ready(name):
             return chosen
-        self._wanted(name)
+        now_s = self._clock()
+        self._wishes.setdefault(name, _Wish(now_s, now_s)).last_s = now_s
         return parent
 
     def _home(self, plans: Sequence[ModelPlan], task: GenerationTask) -> ModelPlan | None:
