@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import subprocess
 import sys
 from collections.abc import Callable
 from functools import cache
@@ -156,6 +157,16 @@ def test_what_cannot_be_done_is_said_before_anything_is_read(
 ) -> None:
     with pytest.raises(ConfigError, match=named):
         run(tmp_path / "none.db", *arguments)
+
+
+def test_the_service_and_the_other_verbs_load_nothing_of_the_extra() -> None:
+    code = (
+        "import sys; from magnitude.cli.main import find_verbs; find_verbs(); import magnitude.service_loop;"
+        "loaded = {name.split('.')[0] for name in sys.modules};"
+        "print(sorted(loaded & {'ibis', 'duckdb', 'pyarrow', 'sklearn', 'pandas'}))"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "[]"
 
 
 @pytest.mark.parametrize("library", ["ibis", "pyarrow", "sklearn"])

@@ -123,7 +123,6 @@ def rows_of(
                 "heat": "cool",
                 "memory": "ample",
                 "supply": "full",
-                "throttled": False,
             }
         )
     return found

@@ -29,7 +29,6 @@ _ARROW = {
     "string": pa.string(),
     "int64": pa.int64(),
     "float64": pa.float64(),
-    "boolean": pa.bool_(),
 }
 SCHEMA = pa.schema([(name, _ARROW[kind]) for name, kind in COLUMNS.items()])
 
