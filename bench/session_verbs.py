@@ -11,7 +11,7 @@ from rich.table import Table
 
 from bench.command import CHAT_MODEL, Json, console, models_folder, write_json
 from bench.machine import read_machine
-from bench.report import print_machine, ratio_text
+from bench.report import print_machine
 
 
 def register(app: typer.Typer) -> None:
@@ -36,8 +36,8 @@ def sessions(
         table.add_row(made.what, str(made.threads), f"{made.load_s:.2f}", f"{made.own_bytes / 1e6:.0f}", equal)
     console.print(table)
     console.print(f"cache on disk: {costs.cache_bytes / 1e6:.0f} MB")
-    table = Table("run", "the same session each time, ms", "in turns with another one, x")
+    table = Table("run, and the other session", "after its own, ms", "after the other's, ms")
     for turn in costs.turns:
-        table.add_row(turn.run, f"{turn.same_s.median * 1000:.1f}", ratio_text(turn.ratio, digits=3))
+        table.add_row(turn.run, f"{turn.after_own_s * 1000:.1f}", f"{turn.after_other_s * 1000:.1f}")
     console.print(table)
     write_json(json, sessions=costs)

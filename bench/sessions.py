@@ -11,7 +11,6 @@ from typing import Any
 
 import msgspec
 
-from bench.spread import Spread, paired_ratio
 from magnitude.engine.comparing import same_results
 from magnitude.engine.decoder import Decoder
 from magnitude.engine.kv import KvMemory
@@ -26,8 +25,10 @@ from magnitude.models.description import ModelDescription
 
 PAST_TOKENS = 128
 PREFILL_TOKENS = 128
-# The least of so many runs stands for a round: what disturbs a run only ever makes it longer.
-RUNS_A_ROUND = 3
+# Decode steps of a round; a piece of a prompt takes as long as twenty.
+STEPS_A_ROUND = 10
+# What disturbs a run only ever makes it longer, so this quantile of all runs says more than their median.
+QUIET_SHARE = 0.1
 
 
 class Made(msgspec.Struct, frozen=True, kw_only=True):
@@ -42,11 +43,12 @@ class Made(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Turns(msgspec.Struct, frozen=True, kw_only=True):
-    """Runs of one kind: `ratio` is the time in turns with another session, to that of the same one each time."""
+    """Runs of one kind by the model's own session, after a run of its own and after one of another session: the time
+    that a tenth of them did not take."""
 
     run: str
-    same_s: Spread
-    ratio: Spread
+    after_own_s: float
+    after_other_s: float
 
 
 class SessionCosts(msgspec.Struct, frozen=True, kw_only=True):
@@ -109,26 +111,20 @@ def _turns(model: ModelDescription, what: str, own: Any, other: Any, rounds: int
     try:
         found = []
         for name, run in runs.items():
-            same: list[float] = []
-            changing: list[float] = []
-            for _ in range(rounds + 1):  # the first one binds and fetches, and is left out
-                same.append(_least_s(run, (None,)))
-                changing.append(_least_s(run, (None, spec)))
-            ratio = paired_ratio(changing[1:], same[1:])
-            found.append(Turns(run=f"{name}, {what}", same_s=Spread.of(same[1:]), ratio=ratio))
+            times: dict[SessionSpec | None, list[float]] = {None: [], spec: []}
+            for _ in range(rounds * (STEPS_A_ROUND if name == "decode step" else 1)):
+                for before, seconds in times.items():
+                    run(before)
+                    started_s = time.perf_counter()
+                    run(None)
+                    seconds.append(time.perf_counter() - started_s)
+            after_own_s, after_other_s = (_quiet_s(seconds) for seconds in times.values())
+            found.append(Turns(run=f"{name}, {what}", after_own_s=after_own_s, after_other_s=after_other_s))
         return found
     finally:
         decoder.close()
         kv.close()
 
 
-def _least_s(run: Callable[[SessionSpec | None], object], turns: tuple[SessionSpec | None, ...]) -> float:
-    """Of the last of `turns`, each time after the others."""
-    least_s = float("inf")
-    for _ in range(RUNS_A_ROUND):
-        for by in turns:
-            started_s = time.perf_counter()
-            run(by)
-            run_s = time.perf_counter() - started_s
-        least_s = min(least_s, run_s)
-    return least_s
+def _quiet_s(seconds: list[float]) -> float:
+    return sorted(seconds)[int(QUIET_SHARE * len(seconds))]
