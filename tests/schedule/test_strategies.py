@@ -21,7 +21,6 @@ from magnitude.policy.dumps import Dumps
 from magnitude.policy.learned import Binding, Choice, Learned
 from magnitude.policy.pinned import Pinned
 from magnitude.policy.rules import ModelFacts, Rules
-from magnitude.policy.strategy import Strategy
 from magnitude.policy.terms import (
     BoardSeen,
     Effect,
@@ -83,7 +82,7 @@ class House:
         self.loaded = set(self.plans)
         self.now_s = 100.0
         self.store = NoDumps()
-        self.in_force: list[tuple[str, Strategy]] = []
+        self.slots: list[tuple[str, int]] = []
         desk = SessionDesk(
             ask=self.ask,
             next_id=self.engine.next_id,
@@ -101,7 +100,7 @@ class House:
             loaded=self.loaded.__contains__,
             tasks=lambda: self.tasks,
             board=lambda: self.board,
-            in_force=lambda plan, strategy: self.in_force.append((plan.description.name, strategy)),
+            slots=lambda model, generations: self.slots.append((model, generations)),
             clock=lambda: self.now_s,
         )
 
@@ -267,7 +266,7 @@ def test_what_is_put_in_force_reaches_engine_and_plan() -> None:
     async def scenario() -> None:
         await house.begun()
         await house.until(lambda: house.strategies.strategy_of("m") == TWO_FOR_PROMPTS)
-        assert house.in_force == [("m", TWO_FOR_PROMPTS)]
+        assert house.slots == [("m", 1)]  # of two that were planned
         assert house.strategies.session_bytes() == 125
         shown = house.strategies.state()["m"]
         assert shown.strategy_id == TWO_FOR_PROMPTS.strategy_id

@@ -14,6 +14,9 @@ from magnitude.policy.situation import Part
 # What did not win is tried again after so many half-lives: by then the figures that spoke against it count for a
 # quarter, or a sixteenth.
 EVEN_FOR, LOST_FOR = 2.0, 4.0
+# What did not win again and again is waited for twice as long each time, up to so many times as long: probes take
+# energy, and nothing says that it will win the next time.
+MOST_PATIENCE = 16.0
 # A choice that the guard took back is left alone for longer than any other.
 REVERTED_FOR = 16.0
 # The longest a part keeps what it has, however often it went to and fro: so much patience costs at most an hour of
@@ -88,6 +91,7 @@ class Contest:
         self._switched = False
         self._restored = False
         self._rejected: dict[Choice, str] = {}
+        self._lost: dict[Choice, int] = {}
 
     def observe(self, choice: Choice, cost_s: float, runs: int, total_s: float, now_s: float) -> bool:
         """Runs by `choice`. True when the level of the chosen one has moved, so that old comparisons say nothing."""
@@ -99,6 +103,7 @@ class Contest:
         if choice != self.chosen or not costs.drifted(now_s):
             return False
         costs.begin_anew(now_s)
+        self._lost.clear()
         for other in [other for other in self.costs if other != self.chosen]:
             del self.costs[other]
         self.dismissed = {
@@ -155,7 +160,10 @@ class Contest:
 
     def keep(self, challenger: Choice, ratio: float, *, lost: bool, reason: str, now_s: float) -> None:
         """The challenger did not win."""
-        self._dismiss(challenger, LOST_FOR if lost else EVEN_FOR, ratio, reason, now_s)
+        before = self._lost.get(challenger, 0)
+        self._lost[challenger] = before + 1
+        patience = min(MOST_PATIENCE, 2.0**before)
+        self._dismiss(challenger, (LOST_FOR if lost else EVEN_FOR) * patience, ratio, reason, now_s)
 
     def restore(self, entry: Entry, now_s: float, rules: Rules) -> None:
         """Go on from what was known before. Old samples weigh at most a window, so that new ones soon count more."""

@@ -15,7 +15,7 @@ from magnitude.governor.memory_state import MemoryState
 from magnitude.governor.thermal_report import BoardView
 from magnitude.policy.field_test import FieldTest
 from magnitude.schedule.figures import ModelFigures, ScheduleFigures
-from magnitude.schedule.inference import ModelState, ServiceHealth, ServiceState
+from magnitude.schedule.inference import ModelState, ServiceHealth, ServiceState, VariantState
 from magnitude.schedule.pacing import Shares
 from magnitude.schedule.plan import ModelPlan
 from magnitude.schedule.planned_strategy import planned_strategy
@@ -153,6 +153,19 @@ def state_of(
     )
 
 
+def variant_states_of(plans: Sequence[ModelPlan], residency: Callable[[str], State]) -> list[VariantState]:
+    return [
+        VariantState(
+            name=plan.description.name,
+            precision=plan.description.precision,
+            weight_bytes=plan.description.weight_bytes,
+            residency=residency(plan.description.name),
+            outside=plan.outside,
+        )
+        for plan in plans
+    ]
+
+
 def figures_of(
     pools: Sequence[PoolFigures], models: ServedModels, conversations: Conversations, preemptions: Mapping[str, int]
 ) -> ScheduleFigures:
@@ -199,5 +212,6 @@ def _model_state(plan: ModelPlan, residency: State) -> ModelState:
         kv_reserved_bytes=plan.provision.kv_budget_bytes,
         residency=residency,
         stay=plan.stay,
+        variant_of=plan.description.variant_of,
         revived_conversations=plan.revived.conversations,
     )
