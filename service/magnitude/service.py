@@ -66,6 +66,7 @@ from magnitude.schedule.strategy_setup import (
     rules_of,
 )
 from magnitude.schedule.throughput import Throughput
+from magnitude.schedule.variant_gate import VariantGate
 from magnitude.schedule.victims import victims_of
 from magnitude.schedule.warm_up import warm_up
 from magnitude.supervise.board_watch import BoardWatch
@@ -128,6 +129,7 @@ class Service:
         self.settings = settings
         self.stopping = Stopping()
         self._golden = GoldenGate(paths.state)
+        self._variants = VariantGate(paths.state)
         self._warm: set[str] = set()  # models that have done their first work in this run of the service
         self._throughput = Throughput(paths.state)
         self._cpu = read_cpu(roots)
@@ -241,7 +243,7 @@ class Service:
             told=self.recorder.memory_step_taken,
         )
         self.dispatcher.watched.memory = self.memory.state
-        self.field_test = field_test_of(settings)
+        self.dispatcher.watched.field_test = self.field_test = field_test_of(settings)
         self.strategies = self._build_strategies(paths)
         self.recorder.start()
 
@@ -456,6 +458,10 @@ class Service:
         failure = await self._golden.admit(
             plan, engine, graph_file=graph_file, ort_version=ort_version, cpu_features=self._cpu.features
         )
+        if failure is None and plan.description.variant_of:
+            plan.outside = await self._variants.check(
+                plan, engine, ort_version=ort_version, cpu_features=self._cpu.features
+            )
         if failure is None:
             await self._throughput.measure(plan, engine, ort_version=ort_version, cpu_features=self._cpu.features)
         if failure is None and plan.description.name not in self._warm:
@@ -499,12 +505,17 @@ class Service:
 
     def _facts_of(self, model: str) -> PlanFacts | None:
         plan = self.dispatcher.models_served.by_name.get(model)
-        return facts_of(plan) if plan is not None else None
+        if plan is None:
+            return None
+        hello = self.supervisor.hello
+        board = board_name_of(self.profile, simulated=self.simulated is not None)
+        return facts_of(plan, board=board, ort_version=hello.ort_version if hello is not None else "")
 
     def _storage_off(self) -> list[str]:
         """What should outlast a restart and is not kept, a reason each."""
         learned_off = self.strategies.keeper.off if self.strategies is not None else ""
-        stores = (self._golden.off, self._throughput.off, self._files.off, learned_off)
+        gates = (self._golden.off, self._variants.off)
+        stores = (*gates, self._throughput.off, self._files.off, learned_off)
         return [reason for reason in (*stores, *self.recorder.storage_off()) if reason]
 
     async def _leaving(self, model: str) -> None:

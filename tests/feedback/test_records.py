@@ -6,6 +6,7 @@ from hypothesis import strategies as st
 from magnitude.feedback.circumstances import ChosenBy, Circumstances, CircumstanceView, PlanFacts
 from magnitude.feedback.records import (
     FAILURES,
+    MAX_STRATEGIES,
     OUTCOMES,
     RESTORED_TASKS,
     Feedback,
@@ -184,6 +185,19 @@ def test_a_task_is_kept_with_the_situation_that_it_was_itself() -> None:
     assert situation_of(most, HOT).prefix == "most"
     empty = TaskRecord(kind="infer", model="m", outcome="refused")
     assert situation_of(empty, HOT) == msgspec.structs.replace(HOT, task="infer", tokens=1, rows=1, prefix="none")
+
+
+def test_a_task_is_kept_with_the_settings_that_it_ran_by_not_those_of_its_end() -> None:
+    kept: list[TaskRow] = []
+    other = msgspec.structs.replace(STRATEGY, prefill_chunk=32)
+    feedback = Feedback(circumstances=lambda model, ran_s: Circumstances(strategy=STRATEGY), keep=kept.append)
+    named = feedback.known(other)
+    feedback.record(TaskRecord(kind="embed", model="m", outcome="ok", strategy=named))
+    feedback.record(TaskRecord(kind="embed", model="m", outcome="ok"))
+    assert [row.circumstances.strategy for row in kept] == [other, STRATEGY]
+    for chunk in range(1, MAX_STRATEGIES + 1):
+        feedback.known(msgspec.structs.replace(STRATEGY, prefill_chunk=1000 + chunk))
+    assert len(feedback._strategies) == MAX_STRATEGIES
 
 
 def plan_of(model: str) -> str:

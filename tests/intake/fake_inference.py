@@ -25,6 +25,7 @@ from magnitude.schedule.inference import (
     Reservation,
     ServiceHealth,
     ServiceState,
+    VariantState,
     VectorsResult,
 )
 from magnitude.text.catalogue import ModelText, TextCatalogue
@@ -133,6 +134,8 @@ class FakeInference:
         self.tasks: list[GenerationTask] = []
         self.embedded: list[list[list[int]]] = []
         self.ranked: list[tuple[list[int], list[list[int]]]] = []
+        self.variants: list[VariantState] = []  # of the chat model
+        self.variant = ""  # that computes
         self.without: set[str] = set()  # models that are not served
         self.inferred: list[list[Tensor]] = []
         self.runs: list[tuple[Priority, Deadline | None, str]] = []
@@ -168,6 +171,9 @@ class FakeInference:
                 return model
         raise ModelNotFound(f"There is no model {name!r}", hint="See /v1/models.", param="model")
 
+    def variant_states(self, name: str) -> Sequence[VariantState]:
+        return self.variants if name == CHAT.name else []
+
     def context_length(self, name: str) -> int:
         return self.context
 
@@ -200,7 +206,7 @@ class FakeInference:
         self.runs.append((priority, deadline, client))
         width = 1 if model == RERANKER.name else 4
         rows = [struct.pack(f"<{width}f", *([float(len(ids))] * width)) for ids in inputs]
-        return VectorsResult(width=width, rows=rows, queue_s=0.001, run_s=0.002, batch=2.0)
+        return VectorsResult(width=width, rows=rows, queue_s=0.001, run_s=0.002, batch=2.0, variant=self.variant)
 
     async def embed_and_rank(
         self,
@@ -315,6 +321,7 @@ class FakeGeneration:
         self._inference = inference
         self._task = task
         self._ids = ids
+        self.variant = inference.variant
         self._at = 0
         self._cancelled = asyncio.Event()
         self._over = False

@@ -29,7 +29,7 @@ from magnitude.models.tolerance import (
     outside,
     told,
 )
-from magnitude.models.variants import as_its_own, misfit, smaller_first, strays, variants_of
+from magnitude.models.variants import as_its_own, misfit, smaller_first, smaller_than, strays, variants_of
 
 
 def model(
@@ -86,6 +86,17 @@ def test_the_smallest_weights_come_first_then_the_smallest_cache() -> None:
     large, small = model("a", weight_bytes=9), model("b", weight_bytes=3)
     lean = model("c", weight_bytes=3, kv="int8")
     assert smaller_first([large, small, lean]) == [lean, small, large]
+
+
+def test_only_what_takes_less_relieves_a_board() -> None:
+    parent = model("chat", weight_bytes=1000)
+    variants = [
+        model("lean", variant_of="chat", weight_bytes=1001, kv="int8"),
+        model("small", variant_of="chat", weight_bytes=500),
+        model("same", variant_of="chat", weight_bytes=1000),
+        model("wide", variant_of="chat", weight_bytes=2000, kv="int8"),
+    ]
+    assert [found.name for found in smaller_than(parent, variants)] == ["small", "lean"]
 
 
 @pytest.mark.parametrize(

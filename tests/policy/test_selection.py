@@ -129,3 +129,66 @@ def test_the_draft_model_is_found_by_name_unless_speculation_is_off(tmp_path: Pa
     assert find_draft_model(Settings(engine=off), tmp_path / "models") is None
     with pytest.raises(ModelError, match="absent"):
         find_draft_model(Settings(engine=EngineSettings(draft_model="absent")), tmp_path / "models")
+
+
+def variant(name: str, of: str = "chat", **changed: object) -> ModelDescription:
+    facts = {"variant_of": of, "parent_hash": "0", **changed}
+    return msgspec.structs.replace(model(name), **facts)
+
+
+def test_variants_are_loaded_on_demand_whatever_comes_first() -> None:
+    small = variant("a-variant")
+    assert chosen([small, CHAT, EMBEDDER]) == (["chat", "e"], ["a-variant"], ["chat"])
+    embeds = msgspec.structs.replace(EMBEDDER, name="e-int8", variant_of="e", parent_hash="0")
+    assert chosen([CHAT, EMBEDDER, embeds]) == (["chat", "e"], ["e-int8"], ["chat"])
+
+
+def test_a_variant_cannot_be_pinned_or_loaded_at_start() -> None:
+    for key in ("load", "pinned"):
+        with pytest.raises(ModelError, match="a variant of chat") as caught:
+            chosen([CHAT, variant("small")], **{key: ["small"]})
+        assert caught.value.hint == "Name chat"
+
+
+def test_a_variant_that_drafts_for_its_own_model_only_drafts() -> None:
+    settings = Settings(engine=EngineSettings(draft_model="small"))
+    selection = select(settings, [CHAT, variant("small"), variant("tiny")])
+    assert names(selection.on_demand) == ["tiny"]
+
+
+def test_variants_of_a_model_that_only_drafts_do_not_serve() -> None:
+    settings = Settings(engine=EngineSettings(draft_model="chat"))
+    selection = select(settings, [CHAT, SECOND, variant("small")])
+    assert (names(selection.at_start), names(selection.on_demand)) == (["second"], [])
+
+
+def foreign(folder: Path, **manifest: object) -> None:
+    """A copy of the tiny decoder under a manifest of ours."""
+    from magnitude.models.importing.parent import import_model
+    from magnitude.models.manifest import read_manifest, write_manifest
+
+    import_model(TINY, models_folder=folder.parent, name=folder.name)
+    write_manifest(folder, msgspec.structs.replace(read_manifest(folder), **manifest))
+
+
+def test_a_variant_without_its_model_is_left_out_with_a_reason(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    foreign(tmp_path / "small", variant_of="chat", parent_hash="0")
+    shutil.copytree(TINY, tmp_path / "other")
+    with caplog.at_level(logging.ERROR, logger="magnitude.policy"):
+        assert names(find_models(Settings(), tmp_path)) == ["other"]
+    assert "not there" in caplog.records[0].fields["reason"]  # type: ignore[attr-defined]
+
+
+def test_a_models_folder_with_strays_alone_has_nothing_to_serve(tmp_path: Path) -> None:
+    foreign(tmp_path / "small", variant_of="chat", parent_hash="0")
+    with pytest.raises(ModelError, match="no model to serve"):
+        find_models(Settings(), tmp_path)
+
+
+def test_whoever_names_a_variant_s_folder_gets_it_as_a_model(tmp_path: Path) -> None:
+    foreign(tmp_path / "small", variant_of="chat", parent_hash="0")
+    settings = Settings(engine=EngineSettings(model_path=str(tmp_path / "small")))
+    (alone,) = find_models(settings, tmp_path)
+    assert (alone.name, alone.variant_of) == ("small", "")

@@ -20,6 +20,7 @@ def decoder_plan(
     share_prefixes: bool = False,
     model_hash: str = "0",
     weight_bytes: int = 1,
+    variant_of: str = "",
     **provision: Any,
 ) -> ModelPlan:
     """A decoder of one layer with one KV head. `provision` are further settings of it."""
@@ -35,13 +36,14 @@ def decoder_plan(
         model_hash=model_hash,
         weight_bytes=weight_bytes,
         decoder=shape,
+        variant_of=variant_of,
     )
     settings = {"max_batch": slots, "kv_type": "float32"} | provision
     planned = Provision(threads=1, prefill_chunk=8, slots=slots, context_length=context, **settings)
     return ModelPlan(description, planned, stay=stay, share_prefixes=share_prefixes)
 
 
-def encoder_plan(name: str = "e", *, stay: Stay = "pinned", weight_bytes: int = 1) -> ModelPlan:
+def encoder_plan(name: str = "e", *, stay: Stay = "pinned", weight_bytes: int = 1, variant_of: str = "") -> ModelPlan:
     """An embedder with vectors of one number."""
     description = ModelDescription(
         name=name,
@@ -52,6 +54,7 @@ def encoder_plan(name: str = "e", *, stay: Stay = "pinned", weight_bytes: int = 
         model_hash="0",
         weight_bytes=weight_bytes,
         encoder=EncoderShape(width=1, max_tokens=64),
+        variant_of=variant_of,
     )
     provision = Provision(threads=1, prefill_chunk=8, slots=0, context_length=0, kv_type=None)
     return ModelPlan(description, provision, stay=stay)

@@ -21,7 +21,6 @@ from magnitude.policy.dumps import Dumps
 from magnitude.policy.learned import Binding, Choice, Learned
 from magnitude.policy.pinned import Pinned
 from magnitude.policy.rules import ModelFacts, Rules
-from magnitude.policy.strategy import Strategy
 from magnitude.policy.terms import (
     BoardSeen,
     Effect,
@@ -83,7 +82,7 @@ class House:
         self.loaded = set(self.plans)
         self.now_s = 100.0
         self.store = NoDumps()
-        self.in_force: list[tuple[str, Strategy]] = []
+        self.slots: list[tuple[str, int]] = []
         desk = SessionDesk(
             ask=self.ask,
             next_id=self.engine.next_id,
@@ -101,7 +100,7 @@ class House:
             loaded=self.loaded.__contains__,
             tasks=lambda: self.tasks,
             board=lambda: self.board,
-            in_force=lambda plan, strategy: self.in_force.append((plan.description.name, strategy)),
+            slots=lambda model, generations: self.slots.append((model, generations)),
             clock=lambda: self.now_s,
         )
 
@@ -267,7 +266,7 @@ def test_what_is_put_in_force_reaches_engine_and_plan() -> None:
     async def scenario() -> None:
         await house.begun()
         await house.until(lambda: house.strategies.strategy_of("m") == TWO_FOR_PROMPTS)
-        assert house.in_force == [("m", TWO_FOR_PROMPTS)]
+        assert house.slots == [("m", 1)]  # of two that were planned
         assert house.strategies.session_bytes() == 125
         shown = house.strategies.state()["m"]
         assert shown.strategy_id == TWO_FOR_PROMPTS.strategy_id
@@ -401,6 +400,24 @@ def test_held_loops_run_as_loaded_until_they_go_on() -> None:
         assert house.strategies.held_s() == 0.0
         assert house.strategies.strategy_of("m") == TWO_FOR_PROMPTS
         assert house.events()[-1] == MayExperiment(True)
+
+    play(house, scenario)
+
+
+def test_tasks_of_a_variant_count_for_the_model_that_it_stands_in_for() -> None:
+    house = House(decoder_plan(), decoder_plan("small"))
+
+    async def scenario() -> None:
+        await house.begun()
+        task = TaskRecord(kind="generate", model="small", outcome="failed", code="deadline_exceeded", strategy="abc")
+        house.strategies.task_ended(task)
+        assert house.events("m") == [BOARD, UP]
+        chosen = msgspec.structs.replace(OWN_ONLY, variant="small")
+        house.choosers["m"].strategy = chosen
+        assert house.strategies.variant_for("m", "generate") == "small"
+        house.strategies.task_ended(task)
+        assert house.events("m")[-1] == TaskSeen(chosen.strategy_id, 0.0, 0, failed=True)
+        assert house.events("small")[-1] == TaskSeen("abc", 0.0, 0, failed=True)
 
     play(house, scenario)
 

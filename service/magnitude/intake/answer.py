@@ -78,6 +78,7 @@ class AnswerReader:
         self._transcript = transcript
         self._ids: list[int] = []
         self._generation = generation
+        self.variant = generation.variant
         self._decoder = StreamDecoder(tokenizer, hidden=hidden)
         self._parser = ToolCallParser() if tools else None
         self._stops = StopFilter(stops)

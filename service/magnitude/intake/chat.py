@@ -18,7 +18,7 @@ from magnitude.intake.body import read_json
 from magnitude.intake.chat_request import ChatRequest, parse_chat
 from magnitude.intake.connected import while_connected
 from magnitude.intake.context import Context, context_of
-from magnitude.intake.generation import seed_header, start_generation
+from magnitude.intake.generation import answer_headers, start_generation
 from magnitude.intake.logprobs import chat_logprobs
 from magnitude.intake.replies import json_reply
 from magnitude.intake.sse import HEADERS_WAIT_S, AnswerStream
@@ -70,7 +70,7 @@ async def answer_chat(request: Request, context: Context, chat: ChatRequest) -> 
             reader,
             opening=[{**shape.chunk({"role": "assistant", "content": ""}), **chat.extension}],
             chunks=shape.chunks,
-            headers={**seed_header(chat.sampling.sampler), **queue_header(reader.waited_s)},
+            headers={**answer_headers(chat.sampling.sampler, reader.variant), **queue_header(reader.waited_s)},
         )
         kept = True
         return stream
@@ -138,7 +138,7 @@ async def _whole(reader: AnswerReader, shape: _Shape, chat: ChatRequest) -> ASGI
         "logprobs": shape.logprobs(answer.choices),
     }
     body = {**shape.head("chat.completion"), "choices": [choice], "usage": end.cost.usage.as_json()}
-    return json_reply(body, {**seed_header(chat.sampling.sampler), **end.cost.headers()})
+    return json_reply(body, {**answer_headers(chat.sampling.sampler, reader.variant), **end.cost.headers()})
 
 
 class _WholeAnswer:

@@ -19,7 +19,7 @@ from magnitude.intake.chat_request import parse_stream
 from magnitude.intake.connected import while_connected
 from magnitude.intake.context import Context, context_of
 from magnitude.intake.fields import Fields
-from magnitude.intake.generation import seed_header, start_generation
+from magnitude.intake.generation import answer_headers, start_generation
 from magnitude.intake.logprobs import completion_logprobs
 from magnitude.intake.replies import json_reply
 from magnitude.intake.sampling import Sampling, parse_sampling
@@ -104,7 +104,7 @@ async def _answer(request: Request, context: Context, wanted: CompletionRequest)
                 reader,
                 opening=[shape.chunk(echo)] if echo else [],
                 chunks=shape.chunks,
-                headers={**seed_header(wanted.sampling.sampler), **queue_header(reader.waited_s)},
+                headers={**answer_headers(wanted.sampling.sampler, reader.variant), **queue_header(reader.waited_s)},
             )
             kept = True
             return stream
@@ -124,7 +124,9 @@ async def _answer(request: Request, context: Context, wanted: CompletionRequest)
             "choices": [shape.choice(text, reason=piece.end.reason, choices=choices)],
             "usage": piece.end.cost.usage.as_json(),
         }
-        return json_reply(body, {**seed_header(wanted.sampling.sampler), **piece.end.cost.headers()})
+        return json_reply(
+            body, {**answer_headers(wanted.sampling.sampler, reader.variant), **piece.end.cost.headers()}
+        )
     finally:
         if not kept:
             reader.close("request over")

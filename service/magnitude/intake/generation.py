@@ -13,6 +13,7 @@ from magnitude.intake.answer import AnswerReader
 from magnitude.intake.context import Context, passage_of, principal_of, request_id_of
 from magnitude.intake.sampling import Sampling, check_bias_ids
 from magnitude.intake.terms import Terms
+from magnitude.intake.timing import variant_header
 from magnitude.models.description import ModelDescription
 from magnitude.schedule.inference import GenerationTask
 from magnitude.text.tokenizer import TextTokenizer
@@ -116,6 +117,6 @@ def _transcript(request: Request, tokenizer: TextTokenizer, prompt: list[int]) -
     return write
 
 
-def seed_header(sampler: SamplerSettings) -> dict[str, str]:
-    """The seed that was used, so that an answer can be had again."""
-    return {"X-Magnitude-Seed": str(sampler.seed)}
+def answer_headers(sampler: SamplerSettings, variant: str) -> dict[str, str]:
+    """What an answer needs to be had again: the seed that was used, and the variant of the model, if it was one."""
+    return {"X-Magnitude-Seed": str(sampler.seed), **variant_header(variant)}

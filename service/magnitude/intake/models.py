@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import msgspec
 from starlette.requests import Request
 from starlette.responses import Response
 
@@ -40,6 +41,12 @@ def _entry(context: Context, model: ModelDescription) -> dict[str, Any]:
         "family": model.family,
         "licence": model.licence,
     }
+    if model.precision:
+        entry["precision"] = model.precision
+    if model.variant_of:
+        entry["parent"] = model.variant_of
+    if variants := context.inference.variant_states(model.name):
+        entry["variants"] = [msgspec.to_builtins(variant) for variant in variants]
     base, adapter = split_name(model.name)
     if adapter:
         entry["parent"] = base

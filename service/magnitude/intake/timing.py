@@ -115,13 +115,18 @@ def run_headers(result: VectorsResult, *, tokens: int, total_s: float) -> dict[s
     headers = {"Server-Timing": server_timing(times), "X-Magnitude-Prompt-Tokens": str(tokens)}
     if result.batch:
         headers["X-Magnitude-Batch"] = f"{result.batch:.2f}"
-    return headers
+    return headers | variant_header(result.variant)
 
 
 def run_notes(result: VectorsResult, *, tokens: int) -> dict[str, Any]:
     """The same for the log line."""
     notes: dict[str, Any] = {"prompt_tokens": tokens, "queue_ms": _ms(result.queue_s), "run_ms": _ms(result.run_s)}
     return notes | ({"batch": round(result.batch, 2)} if result.batch else {})
+
+
+def variant_header(variant: str) -> dict[str, str]:
+    """Which variant of the named model has computed; nothing where it was that model itself."""
+    return {"X-Magnitude-Variant": variant} if variant else {}
 
 
 def queue_header(waited_s: float | None) -> dict[str, str]:

@@ -12,6 +12,9 @@ import msgspec
 
 from magnitude.models.description import ModelDescription
 
+# Weights of the same size but for scales of their KV and the borders of pages between tensors.
+SAME_WEIGHTS = 1.01
+
 
 def misfit(variant: ModelDescription, parent: ModelDescription | None) -> str:
     """Why `variant` cannot stand in for what is now called as its parent, in words; "" when it can."""
@@ -46,6 +49,21 @@ def smaller_first(variants: Iterable[ModelDescription]) -> list[ModelDescription
         return model.weight_bytes, token_bytes, model.name
 
     return sorted(variants, key=size)
+
+
+def smaller_than(parent: ModelDescription, variants: Iterable[ModelDescription]) -> list[ModelDescription]:
+    """Variants that relieve the board: no larger weights, and less in memory together with KV; the smallest first."""
+
+    def memory_bytes(model: ModelDescription) -> int:
+        shape = model.decoder
+        return model.weight_bytes + (shape.context_length * shape.kv_bytes_per_token() if shape is not None else 0)
+
+    most_bytes = parent.weight_bytes * SAME_WEIGHTS
+    return [
+        model
+        for model in smaller_first(variants)
+        if model.weight_bytes <= most_bytes and memory_bytes(model) < memory_bytes(parent)
+    ]
 
 
 def as_its_own(model: ModelDescription) -> ModelDescription:

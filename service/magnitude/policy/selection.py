@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import msgspec
@@ -12,6 +12,7 @@ from magnitude.config import Settings
 from magnitude.errors import ModelError
 from magnitude.models.catalogue import BrokenModel, find, open_folder, resolve, scan
 from magnitude.models.description import ModelDescription
+from magnitude.models.variants import as_its_own, strays, variants_of
 
 log = logging.getLogger("magnitude.policy")
 
@@ -39,8 +40,16 @@ def find_models(settings: Settings, models_folder: Path) -> list[ModelDescriptio
         else:
             found.append(entry)
     if settings.engine.model_path:
-        chat = open_folder(resolve(Path(settings.engine.model_path)))
+        # Whoever names a variant's folder wants that one, and gets it as a model of its own.
+        chat = as_its_own(open_folder(resolve(Path(settings.engine.model_path))))
         found = [chat, *(model for model in found if model.name != chat.name)]
+    stray = strays(found)
+    found = [model for model in found if model.name not in stray]
+    for name, reason in stray.items():
+        log.error(
+            "variant is not served",
+            extra={"fields": {"model": name, "reason": reason, "hint": "Remove it, or import it again"}},
+        )
     if not found:
         raise ModelError(
             f"there is no model to serve: {folder} holds none that can be used",
@@ -52,12 +61,14 @@ def find_models(settings: Settings, models_folder: Path) -> list[ModelDescriptio
 def select(settings: Settings, found: Sequence[ModelDescription]) -> Selection:
     """The chat model is the first decoder of `found` that is more than a draft model; it is pinned. Loaded at start
     besides it: those that `models.pinned` and `models.load` name, or without `models.load` every model that is not a
-    decoder. The others are loaded on demand, a model that only drafts never. Raises `ModelError` for a name that is
-    not there.
+    decoder. The others are loaded on demand, a model that only drafts never. So are the variants of all that serve;
+    what they belong to is chosen by its own name. Raises `ModelError` for a name that is not there.
     """
+    everything, found = found, [model for model in found if not model.variant_of]
     by_name = {model.name: model for model in found}
-    _check_names("models.load", settings.models.load or (), by_name)
-    _check_names("models.pinned", settings.models.pinned, by_name)
+    by_variant = {model.name: model.variant_of for model in everything if model.variant_of}
+    _check_names("models.load", settings.models.load or (), by_name, by_variant)
+    _check_names("models.pinned", settings.models.pinned, by_name, by_variant)
     chat = next((m for m in found if m.kind == "decoder" and m.name != settings.engine.draft_model), None)
     if settings.models.load is None:
         named = [model.name for model in found if model.kind != "decoder"]
@@ -66,11 +77,19 @@ def select(settings: Settings, found: Sequence[ModelDescription]) -> Selection:
     first = [chat.name] if chat is not None else []
     start = dict.fromkeys([*first, *settings.models.pinned, *named])
     rest = [m for m in found if m.name not in start and m.name != settings.engine.draft_model]
+    served = [*(by_name[name] for name in start), *rest]
     return Selection(
         at_start=tuple(by_name[name] for name in start),
-        on_demand=tuple(rest),
+        on_demand=(*rest, *(variant for model in served for variant in _variants(settings, model, everything))),
         pinned=frozenset([*first, *settings.models.pinned]),
     )
+
+
+def _variants(
+    settings: Settings, model: ModelDescription, found: Sequence[ModelDescription]
+) -> list[ModelDescription]:
+    """Those of a model that serve. One that drafts for it only drafts: it would draft its own answers."""
+    return [variant for variant in variants_of(model, found) if variant.name != settings.engine.draft_model]
 
 
 def find_draft_model(settings: Settings, models_folder: Path) -> ModelDescription | None:
@@ -89,8 +108,18 @@ def find_draft_model(settings: Settings, models_folder: Path) -> ModelDescriptio
     return model
 
 
-def _check_names(key: str, names: Sequence[str], by_name: dict[str, ModelDescription]) -> None:
+def _check_names(
+    key: str, names: Sequence[str], by_name: Mapping[str, ModelDescription], by_variant: Mapping[str, str]
+) -> None:
     missing = [name for name in names if name not in by_name]
+    variants = [name for name in missing if name in by_variant]
+    if variants:
+        parent = by_variant[variants[0]]
+        raise ModelError(
+            f"{key} names {variants[0]}, which is a variant of {parent}: variants are loaded when they are wanted",
+            param=key,
+            hint=f"Name {parent}",
+        )
     if missing:
         raise ModelError(
             f"{key} names {', '.join(missing)}, which the models folder does not hold",

@@ -54,6 +54,7 @@ from magnitude.schedule.inference import (
     Reservation,
     ServiceHealth,
     ServiceState,
+    VariantState,
     VectorsResult,
 )
 from magnitude.schedule.kept_memory import KeptMemory
@@ -66,12 +67,13 @@ from magnitude.schedule.planned_strategy import planned_strategy
 from magnitude.schedule.presence import Presence
 from magnitude.schedule.refusals import Refusals
 from magnitude.schedule.replacement import replace_engine
-from magnitude.schedule.report import EngineView, Watched, figures_of, health_of, state_of
+from magnitude.schedule.report import EngineView, Watched, figures_of, health_of, state_of, variant_states_of
 from magnitude.schedule.runs import Runs
 from magnitude.schedule.served_models import ServedModels
 from magnitude.schedule.slot_files import SlotFiles
 from magnitude.schedule.slot_terms import Placement
 from magnitude.schedule.suspicion import Suspicion
+from magnitude.schedule.variant_routing import VariantRouting
 from magnitude.supervise.lifecycle import Phase
 from magnitude.supervise.loss import EngineLoss
 
@@ -123,9 +125,18 @@ class Dispatcher:
             open_tasks=self._open.values,
             engine_up=lambda: engine.lifecycle.phase is Phase.UP,
         )
+        self.variants = VariantRouting(
+            self.models_served,
+            ready=lambda name: self.ready(name, begun=False),
+            wanted=self._want_variant,
+            known=self.conversations.known,
+            reserved=lambda client, name: self._admission.hold(client, name, clock()).requests > 0,
+            clock=clock,
+        )
         self._refusals = Refusals(feedback)
         self._runs = Runs(
             self.models_served,
+            route=self.variants.for_texts,
             present=self._presence.present,
             submit=self._submit,
             close=self._closed,
@@ -306,6 +317,7 @@ class Dispatcher:
         ):
             plan = self.models_served.usable(task.model, ("decoder",), "generate text")
             adapter = self.models_served.resolve(task.model)[1]
+            plan = self.variants.for_generation(plan, task, adapter)
             task = msgspec.structs.replace(task, model=plan.description.name, adapter=adapter)
             known = self.conversations.known(plan, task)
             self.long_prompts.check(len(task.prompt) - known.tokens)
@@ -315,10 +327,11 @@ class Dispatcher:
             task,
             prefill_chunk=strategy.prefill_chunk,
             max_draft=min(strategy.max_draft, plan.max_draft),
+            variant=plan.description.name if plan.description.variant_of else "",
             close=self._closed,
             withdraw=self._withdraw,
         )
-        generation.strategy_id = strategy.strategy_id
+        generation.strategy_id = self._feedback.known(strategy)
         self._submit(generation, generation.submission(known))
         return generation
 
@@ -379,11 +392,17 @@ class Dispatcher:
         self._decide(Reserve(client, 0, 0.0, model=name))
         return held
 
+    def variant_states(self, name: str) -> list[VariantState]:
+        return variant_states_of(self.models_served.variants(name), self._presence.residency)
+
     def kept(self, client: str | None) -> list[KeptConversation]:
         return self.conversations.kept(client)
 
     async def forget(self, client: str | None, model: str | None = None) -> int:
-        return await self.conversations.forget(client, model)
+        forgotten = await self.conversations.forget(client, model)
+        for plan in self.models_served.variants(model) if model is not None else ():
+            forgotten += await self.conversations.forget(client, plan.description.name)
+        return forgotten
 
     async def recycle(self, reason: str) -> Recycled:
         held = sum(task.in_engine for task in self._open.values())
@@ -481,7 +500,7 @@ class Dispatcher:
         self._suspicion.check(task)
         if not task.strategy_id:
             plan = self.models_served.by_name[task.model]
-            task.strategy_id = self._strategy_for(plan, submit.tokens, 0).strategy_id
+            task.strategy_id = self._feedback.known(self._strategy_for(plan, submit.tokens, 0))
         self._open[task.request_id] = task
         refused = self._decide(submit, newcomer=task.request_id)
         if refused is not None:
@@ -535,7 +554,12 @@ class Dispatcher:
         self.work.look()
         self._wake_again()
         self._presence.demand_changed()
+        self.variants.look(idle=not self.running and not self.waiting)
         return refused
+
+    def _want_variant(self, name: str) -> None:
+        # Not at once: this is told in the midst of a decision.
+        asyncio.get_running_loop().call_soon(self._presence.wanted, name)
 
     def _wake_again(self) -> None:
         if self._timer is not None:

@@ -10,6 +10,8 @@ from numpy.typing import NDArray
 from magnitude.engine.protocol import Embed, Failed, Finished, Generate, SamplerSettings, Tokens, ToService, Vectors
 from magnitude.errors import MagnitudeError, ModelError
 from magnitude.models.golden import GoldenResult, check, read_golden
+from magnitude.models.parent_golden import compare_prompts, compare_vectors, read_parent_golden
+from magnitude.models.tolerance import Nearness
 from magnitude.schedule.engine_errors import error_from
 from magnitude.schedule.fresh_engine import FreshEngine
 from magnitude.schedule.plan import ModelPlan
@@ -27,13 +29,26 @@ async def run_golden(plan: ModelPlan, engine: FreshEngine) -> GoldenResult | Non
     for prompt in golden.prompts:
         rows[tuple(prompt.ids)] = await _logits(plan, prompt.ids, prompt.logits[0], engine)
     for item in golden.vectors:
-        request_id = engine.next_id()
-        message = Embed(request_id=request_id, model=plan.description.name, inputs=[item.ids])
-        answer = await engine.ask(message, request_id)
-        if not isinstance(answer, Vectors):
-            raise _failure(answer)
-        rows[tuple(item.ids)] = np.frombuffer(answer.data, dtype="<f4")
+        rows[tuple(item.ids)] = await _vector(plan, item.ids, engine)
     return check(lambda ids: rows[tuple(ids)], golden)
+
+
+async def run_parent_golden(plan: ModelPlan, engine: FreshEngine) -> Nearness:
+    """How near a variant comes to its parent on what the parent said at import. Raises `MagnitudeError`."""
+    golden = read_parent_golden(Path(plan.description.folder), plan.description.parent_hash)
+    if plan.description.decoder is not None:
+        found = {tuple(prompt.ids): dict(await _top(plan, prompt.ids, engine)) for prompt in golden.prompts}
+        return compare_prompts(golden, lambda ids: found[tuple(ids)])
+    rows = {tuple(item.ids): await _vector(plan, item.ids, engine) for item in golden.vectors}
+    return compare_vectors(golden, lambda ids: rows[tuple(ids)])
+
+
+async def _vector(plan: ModelPlan, ids: list[int], engine: FreshEngine) -> NDArray[np.float32]:
+    request_id = engine.next_id()
+    answer = await engine.ask(Embed(request_id=request_id, model=plan.description.name, inputs=[ids]), request_id)
+    if not isinstance(answer, Vectors):
+        raise _failure(answer)
+    return np.frombuffer(answer.data, dtype="<f4")
 
 
 async def _logits(plan: ModelPlan, ids: list[int], best: float, engine: FreshEngine) -> NDArray[np.float32]:
@@ -44,6 +59,16 @@ async def _logits(plan: ModelPlan, ids: list[int], best: float, engine: FreshEng
     """
     decoder = plan.description.decoder
     assert decoder is not None, "only decoders have golden prompts"
+    top = await _top(plan, ids, engine)
+    # Whatever is not among the best is at most as likely as the last of them.
+    row = np.full(decoder.vocab_size, top[-1][1] - top[0][1] + best, dtype=np.float32)
+    for token, logprob in top:
+        row[token] = logprob - top[0][1] + best
+    return row
+
+
+async def _top(plan: ModelPlan, ids: list[int], engine: FreshEngine) -> list[tuple[int, float]]:
+    """The best next tokens with their log probabilities, in order."""
     request_id = engine.next_id()
     message = Generate(
         request_id=request_id,
@@ -58,12 +83,7 @@ async def _logits(plan: ModelPlan, ids: list[int], best: float, engine: FreshEng
     answer = await engine.ask(message, request_id)
     if not isinstance(answer, Tokens) or not answer.logprobs:
         raise _failure(answer)
-    top = answer.logprobs[0].top
-    # Whatever is not among the best is at most as likely as the last of them.
-    row = np.full(decoder.vocab_size, top[-1][1] - top[0][1] + best, dtype=np.float32)
-    for token, logprob in top:
-        row[token] = logprob - top[0][1] + best
-    return row
+    return answer.logprobs[0].top
 
 
 def _failure(answer: ToService) -> MagnitudeError:

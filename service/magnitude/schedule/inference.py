@@ -27,6 +27,7 @@ from magnitude.governor.memory_state import MemoryState
 from magnitude.governor.power_state import PowerState
 from magnitude.governor.thermal_report import ThermalReport
 from magnitude.models.description import ModelDescription
+from magnitude.policy.field_test import FieldTest
 from magnitude.schedule.figures import ScheduleFigures
 from magnitude.schedule.pacing import Shares
 from magnitude.schedule.strategy_report import StrategyState
@@ -87,7 +88,12 @@ class Emission(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Generation(Protocol):
-    """A generation under way. Whoever holds it must `cancel()` or read to the end; both may happen."""
+    """A generation under way. Whoever holds it must `cancel()` or read to the end; both may happen.
+
+    `variant` is the variant of the named model that computes it; "": that model itself.
+    """
+
+    variant: str
 
     @property
     def waited_s(self) -> float | None:
@@ -117,6 +123,7 @@ class VectorsResult(msgspec.Struct, frozen=True, kw_only=True):
     queue_s: float
     run_s: float
     batch: float = 0.0
+    variant: str = ""  # of the model that was named: the one that computed; "": that model itself
 
 
 class RankedResult(msgspec.Struct, frozen=True, kw_only=True):
@@ -154,6 +161,16 @@ class ServiceHealth(msgspec.Struct, frozen=True, kw_only=True):
     persistence: Literal["on", "off"] = "on"
 
 
+class VariantState(msgspec.Struct, frozen=True, kw_only=True):
+    """A variant of a served model. `outside`: why it is never chosen by itself, "" when it may be."""
+
+    name: str
+    precision: str
+    weight_bytes: int
+    residency: Literal["absent", "loading", "loaded", "unloading"]
+    outside: str
+
+
 class ModelState(msgspec.Struct, frozen=True, kw_only=True):
     """One served model: how it runs and what it holds. `failure` is empty while it can serve. `residency`: whether
     it is in memory now; `stay`: when it is meant to be."""
@@ -171,6 +188,7 @@ class ModelState(msgspec.Struct, frozen=True, kw_only=True):
     kv_reserved_bytes: int
     residency: Literal["absent", "loading", "loaded", "unloading"] = "loaded"
     stay: Literal["pinned", "at_start", "on_demand"] = "pinned"
+    variant_of: str = ""  # "": a model that clients name
     revived_conversations: int = 0  # found in memory at the start, from the service before
 
 
@@ -202,6 +220,7 @@ class ServiceState(msgspec.Struct, frozen=True, kw_only=True):
     power: PowerState = PowerState()
     pace: dict[str, Shares] = {}  # who lets the engine compute for a share of the time only; empty: nobody
     strategy: dict[str, StrategyState] = {}  # by model, how it is run
+    field_test: FieldTest = FieldTest()
     simulated_board: SimulatedState | None = None  # None: the board is real
 
 
@@ -228,11 +247,15 @@ class KeptConversation(msgspec.Struct, frozen=True, kw_only=True):
 
 class Inference(Protocol):
     def models(self) -> Sequence[ModelDescription]:
-        """Models that requests may name, default chat model first."""
+        """Models that requests are to name, default chat model first."""
         ...
 
     def model(self, name: str) -> ModelDescription:
         """The model of that name or alias; "" or "default" is the default chat model. Raises `ModelNotFound`."""
+        ...
+
+    def variant_states(self, name: str) -> Sequence[VariantState]:
+        """Variants of the model `name`, the smallest first."""
         ...
 
     def context_length(self, name: str) -> int:

@@ -73,11 +73,13 @@ class OpenGeneration(OpenTask):
         *,
         prefill_chunk: int,
         max_draft: int,
+        variant: str = "",
         close: Close,
         withdraw: Callable[[int], None],
     ) -> None:
         super().__init__(request_id, task.model, close=close, withdraw=withdraw)
         self.task = task
+        self.variant = variant
         self.emitted: list[int] = []
         self.placement: Placement | None = None
         self.pausing = False  # the engine was asked to let go of it, and it will go on

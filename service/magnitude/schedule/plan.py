@@ -49,6 +49,7 @@ class ModelPlan:
         self.graph_file = description.graph_file
         self.failure: MagnitudeError | None = None
         self.degraded = ""
+        self.outside = description.outside  # of a variant: why it is never chosen by itself
         self.signature: tuple[tuple[TensorInfo, ...], tuple[TensorInfo, ...]] | None = None
         self.compute_slots = provision.max_batch
         self.verifies_exactly = False  # until it is measured
@@ -73,9 +74,10 @@ class ModelPlan:
             )
 
     @property
-    def graphs(self) -> tuple[str, ...]:
-        """Fusion plans that further sessions may load: none beside a fallback graph, which computes otherwise."""
-        return self.description.graphs if self.graph_file == self.description.graph_file else ()
+    def stands_in(self) -> bool:
+        """Whether requests for its parent may be answered by this variant."""
+        own_graph = self.graph_file == self.description.graph_file  # its fallback graph is slower than any parent
+        return bool(self.description.variant_of) and not self.outside and self.failure is None and own_graph
 
     @property
     def max_draft(self) -> int:

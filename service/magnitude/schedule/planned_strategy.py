@@ -8,19 +8,23 @@ from magnitude.policy.strategy import Strategy
 from magnitude.schedule.plan import ModelPlan
 
 
-def model_facts(plan: ModelPlan) -> ModelFacts:
-    """What the strategy loop must know of a model that is loaded."""
+def model_facts(plan: ModelPlan, variants: tuple[str, ...] = ()) -> ModelFacts:
+    """What the strategy loop must know of a model that is loaded. `variants` may compute in its place, the smallest
+    first."""
     description, provision = plan.description, plan.provision
     return ModelFacts(
         name=description.name,
         kind=description.kind,
         own=SessionSpec(threads=provision.threads),
+        # A model that serves on its fallback graph has no graph of this kind that could be trusted.
+        graphs=description.graphs if plan.graph_file == description.graph_file else (),
         chunk=provision.prefill_chunk,
         # The knee of its throughput, once that is measured.
         max_batch=plan.compute_slots,
         max_draft=plan.max_draft,
         kv_type=provision.kv_type,
         kv_budget_bytes=provision.kv_budget_bytes,
+        variants=variants,
         weight_bytes=description.weight_bytes,
     )
 

@@ -13,8 +13,9 @@ from magnitude.engine.protocol import Heartbeat
 from magnitude.feedback.records import Feedback
 from magnitude.governor.memory_state import MemoryState
 from magnitude.governor.thermal_report import BoardView
+from magnitude.policy.field_test import FieldTest
 from magnitude.schedule.figures import ModelFigures, ScheduleFigures
-from magnitude.schedule.inference import ModelState, ServiceHealth, ServiceState
+from magnitude.schedule.inference import ModelState, ServiceHealth, ServiceState, VariantState
 from magnitude.schedule.pacing import Shares
 from magnitude.schedule.plan import ModelPlan
 from magnitude.schedule.planned_strategy import planned_strategy
@@ -37,6 +38,7 @@ class Watched:
         self.board: Callable[[], BoardView] = BoardView
         self.pace: Callable[[], Mapping[str, Shares]] = dict
         self.strategies: Callable[[], Mapping[str, StrategyState]] = dict
+        self.field_test = FieldTest()
         self.simulated_board: Callable[[], SimulatedState | None] = lambda: None
 
 
@@ -146,8 +148,22 @@ def state_of(
         power=board.power,
         pace=dict(watched.pace()),
         strategy=_strategies(plans, watched.strategies()),
+        field_test=watched.field_test,
         simulated_board=watched.simulated_board(),
     )
+
+
+def variant_states_of(plans: Sequence[ModelPlan], residency: Callable[[str], State]) -> list[VariantState]:
+    return [
+        VariantState(
+            name=plan.description.name,
+            precision=plan.description.precision,
+            weight_bytes=plan.description.weight_bytes,
+            residency=residency(plan.description.name),
+            outside=plan.outside,
+        )
+        for plan in plans
+    ]
 
 
 def figures_of(
@@ -196,5 +212,6 @@ def _model_state(plan: ModelPlan, residency: State) -> ModelState:
         kv_reserved_bytes=plan.provision.kv_budget_bytes,
         residency=residency,
         stay=plan.stay,
+        variant_of=plan.description.variant_of,
         revived_conversations=plan.revived.conversations,
     )

@@ -22,6 +22,7 @@ from magnitude.schedule.encode_gate import EncodeGate
 from magnitude.schedule.events import Submit
 from magnitude.schedule.inference import Deadline, Priority, RankedResult, VectorsResult
 from magnitude.schedule.open_tasks import Close, OpenRun, OpenTask, unexpected
+from magnitude.schedule.plan import ModelPlan
 from magnitude.schedule.refusals import Refusals
 from magnitude.schedule.served_models import ServedModels
 
@@ -29,13 +30,14 @@ T = TypeVar("T")
 
 
 class Runs:
-    """`present` waits until a model is in memory; `submit` puts a task into the queue or raises; `close` and
-    `withdraw` are the task's."""
+    """`route` names the variant that computes; `present` waits until a model is in memory; `submit` puts a task into
+    the queue or raises; `close` and `withdraw` are the task's."""
 
     def __init__(
         self,
         models: ServedModels,
         *,
+        route: Callable[[ModelPlan], ModelPlan],
         present: Callable[[str], Awaitable[None]],
         submit: Callable[[OpenTask, Submit], None],
         close: Close,
@@ -48,6 +50,7 @@ class Runs:
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._models = models
+        self._route = route
         self._present = present
         self._submit = submit
         self._close = close
@@ -80,7 +83,8 @@ class Runs:
         # Texts of several requests are one open task; what refuses one request alone is told here.
         with self._refusals.recorded("embed", model, sum(map(len, inputs)), task="embed"):
             plan = self._models.usable(model, ("embedder", "reranker"), "encode text")
-            return await self._within(deadline, self._gather(plan.description, inputs, token_types, priority, client))
+            model_used = self._route(plan).description
+            return await self._within(deadline, self._gather(model_used, inputs, token_types, priority, client))
 
     async def embed_and_rank(
         self,
@@ -140,7 +144,8 @@ class Runs:
         await self._present(model.name)
         waited_s = self._clock() - began_s
         vectors = await self.gate.embed(model, inputs, token_types, priority=priority, client=client)
-        return msgspec.structs.replace(vectors, queue_s=waited_s + vectors.queue_s)
+        variant = model.name if model.variant_of else ""
+        return msgspec.structs.replace(vectors, queue_s=waited_s + vectors.queue_s, variant=variant)
 
     async def _encode(self, message: Embed, priority: Priority) -> Vectors:
         """One batch of the gate. Its members' deadlines are watched where they wait for it."""

@@ -10,6 +10,7 @@ import msgspec
 from magnitude.errors import EngineNotReady, MagnitudeError, ModelNotFound, RequestError
 from magnitude.models.adapters import SEPARATOR, resolve_name
 from magnitude.models.description import Kind, ModelDescription
+from magnitude.models.variants import smaller_first, smaller_than
 from magnitude.schedule.plan import ModelPlan
 from magnitude.schedule.report import EngineView
 
@@ -38,18 +39,34 @@ class ServedModels:
         return list(self.by_name.values())
 
     def descriptions(self) -> list[ModelDescription]:
-        """Everything that requests may name, each model followed by itself with each of its adapters."""
+        """Everything that requests are to name, each model followed by itself with each of its adapters."""
         names = [
             name
             for plan in self.all()
+            if not plan.description.variant_of
             for name in (plan.description.name, *(adapter.full_name for adapter in plan.adapters))
         ]
         return [self.described(name) for name in names]
 
+    def variants(self, name: str) -> list[ModelPlan]:
+        """All variants of the model of that name, the smallest first."""
+        plans = {plan.description.name: plan for plan in self.all() if plan.description.variant_of == name}
+        return [plans[model.name] for model in smaller_first(plan.description for plan in plans.values())]
+
+    def smaller(self, name: str) -> tuple[str, ...]:
+        """Variants that may stand in for the model where the board has to be relieved, the smallest first."""
+        plans = {plan.description.name: plan for plan in self.variants(name) if plan.stands_in}
+        parent = self.by_name[name].description
+        return tuple(model.name for model in smaller_than(parent, (plan.description for plan in plans.values())))
+
+    def names(self) -> list[str]:
+        """Models that are to be named, the default chat model first."""
+        return [name for name, plan in self.by_name.items() if not plan.description.variant_of]
+
     def resolve(self, name: str) -> tuple[ModelPlan, str]:
-        """Model and adapter ("": none) that a name or alias means: `MODEL`, `MODEL:ADAPTER`, an adapter's own name;
-        "" or "default" is the default chat model. Raises `ModelNotFound`, or why the model is left out."""
-        default = next((n for n, plan in self.by_name.items() if plan.description.kind == "decoder"), "")
+        """Model and adapter ("": none) that a name or alias means: `MODEL`, `MODEL:ADAPTER`, an adapter's own name, a
+        variant's; "" or "default" is the default chat model. Raises `ModelNotFound`, or why the model is left out."""
+        default = next((n for n in self.names() if self.by_name[n].description.kind == "decoder"), "")
         wanted, adapter = resolve_name(
             self.aliases.get(name, name),
             models=self.by_name,
@@ -60,7 +77,7 @@ class ServedModels:
         if plan is None and wanted in self._left_out:
             raise copy.copy(self._left_out[wanted])
         if plan is None:
-            known = ", ".join(self.by_name) or "none"
+            known = ", ".join(self.names()) or "none"
             raise ModelNotFound(
                 f"the model {wanted!r} is not served here",
                 param="model",
@@ -83,7 +100,7 @@ class ServedModels:
         """The model, when it is of one of `kinds` and can serve now. Raises `RequestError` or `EngineNotReady`."""
         plan = self.plan(name)
         if plan.description.kind not in kinds:
-            fitting = [n for n, other in self.by_name.items() if other.description.kind in kinds]
+            fitting = [n for n in self.names() if self.by_name[n].description.kind in kinds]
             raise RequestError(
                 f"{plan.description.name} is of kind {plan.description.kind} and cannot {purpose}",
                 param="model",

@@ -7,6 +7,8 @@ import logging
 import time
 from collections.abc import Callable, Iterable, Sequence
 
+import msgspec
+
 from magnitude.engine.client import EngineLink
 from magnitude.engine.protocol import StepGroup
 from magnitude.feedback.records import TaskRecord
@@ -16,7 +18,7 @@ from magnitude.policy.dumps import Dumps
 from magnitude.policy.learned import Binding, Choice, Learned
 from magnitude.policy.pinned import Pinned, choices_of, possible
 from magnitude.policy.rules import ModelFacts, Rules
-from magnitude.policy.situation import Part, Situation
+from magnitude.policy.situation import Part, Situation, TaskKind
 from magnitude.policy.strategy import Strategy
 from magnitude.policy.terms import BoardSeen, Decided, EngineChanged, LoadSeen, MayExperiment, Tick
 from magnitude.schedule.background import Background
@@ -55,6 +57,7 @@ class _Served:
         self.load = _IDLE
         self.allowed = True
         self.known = ""
+        self.max_batch = facts.max_batch  # as last put in force
 
 
 class Strategies:
@@ -62,9 +65,9 @@ class Strategies:
     service runs.
 
     `choose` makes what decides, `binding` says what a model's figures hold for; `loaded` whether a model is in
-    memory, `tasks` gives all open tasks, `board` how the board is (None: not seen yet). `in_force` is told a model's
-    strategy whenever another one is, `note` keeps decisions. `session_memory_bytes` is the most for all further
-    sessions (None: what is left).
+    memory, `tasks` gives all open tasks, `board` how the board is (None: not seen yet). `slots` lets so many
+    generations of a model run at once, `note` keeps decisions. `variants` names what may compute in a model's place,
+    the smallest first. `session_memory_bytes` is the most for all further sessions (None: what is left).
     """
 
     def __init__(
@@ -78,8 +81,9 @@ class Strategies:
         loaded: Callable[[str], bool],
         tasks: Callable[[], Iterable[OpenTask]],
         board: Callable[[], BoardSeen | None],
-        in_force: Callable[[ModelPlan, Strategy], None] = lambda plan, strategy: None,
+        slots: Callable[[str, int], None] = lambda model, generations: None,
         note: Callable[[str, Decided], None] = lambda model, decided: None,
+        variants: Callable[[str], tuple[str, ...]] = lambda model: (),
         rules: Rules,
         session_memory_bytes: int | None = None,
         clock: Callable[[], float] = time.monotonic,
@@ -93,13 +97,16 @@ class Strategies:
         self._loaded = loaded
         self._tasks = tasks
         self._board = board
-        self._in_force = in_force
+        self._slots = slots
         self._note = note
+        self._variants = variants
         self.rules = rules
         self.session_memory_bytes = session_memory_bytes
         self._clock = clock
         self._served: dict[str, _Served] = {}
         self._beginning: set[str] = set()
+        # By variant: the model that it stands in for, and the strategy that has named it.
+        self._named_by: dict[str, tuple[str, str]] = {}
         self._seen: BoardSeen | None = None
         self._told_s = float("-inf")
         self._load: dict[str, LoadSeen] = {}
@@ -140,12 +147,17 @@ class Strategies:
     # --- what the service sees ---
 
     def task_ended(self, task: TaskRecord) -> None:
+        """A variant's counts for the model that it stood in for as well: that one's loop has named it."""
         served = self._served.get(task.model)
-        if served is None:
-            return
-        seen = task_seen(task, task.strategy or served.loop.strategy.strategy_id)
-        if seen is not None:
-            served.loop.tell(seen)
+        if served is not None:
+            seen = task_seen(task, task.strategy or served.loop.strategy.strategy_id)
+            if seen is not None:
+                served.loop.tell(seen)
+        if (named := self._named_by.get(task.model)) is not None:
+            parent, strategy_id = named
+            seen = task_seen(task, strategy_id)
+            if seen is not None:
+                self._served[parent].loop.tell(seen)
 
     def board_looked(self) -> None:
         """The board was looked at."""
@@ -183,6 +195,24 @@ class Strategies:
         if served is None:
             return None
         return served.loop.strategy_for(self._situation(served, tokens, cached_tokens, rows=1))
+
+    def variant_for(self, model: str, task: TaskKind) -> str:
+        """The variant of the model that should compute tasks of that kind; "": the model itself."""
+        served = self._served.get(model)
+        if served is None:
+            return ""
+        at = msgspec.structs.replace(self._situation(served, 1, 0, rows=1), task=task)
+        strategy = served.loop.strategy_for(at)
+        variant = strategy.variant
+        if variant:
+            self._named_by[variant] = (model, strategy.strategy_id)
+        # The model itself stays in memory: a second one is no relief for that.
+        return "" if at.memory == "short" and not self._loaded(variant) else variant
+
+    def relieves(self, model: str) -> bool:
+        """Whether heat, supply or memory ask for less than what conversations with the model take."""
+        seen = self._seen
+        return seen is not None and (seen.smaller or seen.supply != "full" or seen.memory == "short")
 
     def situation(self, model: str) -> Situation | None:
         """In which the strategy of the moment is in force; None: nobody chooses."""
@@ -301,7 +331,7 @@ class Strategies:
     async def _begin(self, plan: ModelPlan) -> None:
         name = plan.description.name
         try:
-            binding, facts = self._binding(plan), model_facts(plan)
+            binding, facts = self._binding(plan), model_facts(plan, self._variants(name))
             learned, known = await self.keeper.learned(binding)
             pinned = await self.keeper.pinned(binding)
             chooser = self._choose(facts, learned)
@@ -311,7 +341,7 @@ class Strategies:
         loop = StrategyLoop(
             name,
             chooser,
-            in_force=lambda strategy: self._in_force(plan, strategy),
+            in_force=lambda strategy: self._put_in_force(name, strategy),
             note=self._note,
             experimenting=self._share_experiments,
             clock=self._clock,
@@ -328,6 +358,13 @@ class Strategies:
         self._hold(served)
         self._share_experiments()
         self.models_changed()
+
+    def _put_in_force(self, model: str, strategy: Strategy) -> None:
+        """The number of generations at once is the plan's own, which loading may measure anew, until it is chosen."""
+        served = self._served[model]
+        if strategy.max_batch != served.max_batch:
+            served.max_batch = strategy.max_batch
+            self._slots(model, strategy.max_batch)
 
     def _pin(self, served: _Served, pinned: Pinned | None) -> None:
         if pinned is None:
