@@ -24,6 +24,8 @@ from magnitude.policy.pinned import Pinned
 from magnitude.policy.rules import ModelFacts, Rules
 from magnitude.policy.terms import (
     BoardSeen,
+    Decided,
+    DecisionKind,
     Effect,
     EngineChanged,
     Event,
@@ -438,6 +440,25 @@ def test_what_runs_is_told_by_model() -> None:
         at = house.strategies.situation("m")
         assert at is not None
         assert (at.cores, at.rows) == (2, 1)
+
+    play(house, scenario)
+
+
+def test_how_often_and_how_quickly_the_loop_changed_its_mind_is_counted_for_a_proof() -> None:
+    kinds: list[DecisionKind] = ["start", "switch", "kept", "revert"]
+    decided = [Decided(kind, "decode", "rows=1", "2 threads", "1 thread", "why", delay_s=3.0) for kind in kinds]
+    house = House(decoder_plan(), script=lambda model, event: list(decided) if event == UP else [])
+
+    async def scenario() -> None:
+        await house.begun()
+        running = house.strategies.running("m")
+        assert running is not None
+        assert (running.on, running.switches, running.delay_s) == (True, 2, 3.0)
+        assert running.cpu_s > 0
+        house.strategies.rules = Rules(on=False)
+        running = house.strategies.running("m")
+        assert running is not None
+        assert not running.on
 
     play(house, scenario)
 

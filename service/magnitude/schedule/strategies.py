@@ -240,14 +240,18 @@ class Strategies:
         served = self._served.get(model)
         if served is None:
             return None
-        loop = served.loop
+        loop, counts = served.loop, served.loop.counts()
+        delays = sum(counts.delays.values())
         return Running(
             strategy=loop.strategy,
             strategy_id=loop.strategy.strategy_id,
             in_words=loop.strategy.in_words,
             since_s=loop.since_s,
-            on=not loop.fault,
+            on=self.rules.on and not loop.fault,
             fault=loop.fault,
+            switches=sum(sum(counts.decisions.get(kind, {}).values()) for kind in ("switch", "revert", "situation")),
+            delay_s=sum(counts.delay_s.values()) / delays if delays else None,
+            cpu_s=counts.cpu_s,
         )
 
     def hold(self, hold_s: float) -> None:
