@@ -22,6 +22,12 @@ from bench.strategy_client import StrategyClient
 from magnitude.policy.strategy import Strategy
 
 SETTINGS: dict[str, dict[str, Any]] = {**COMMON, "engine": {**COMMON["engine"], "threads": 1}}
+# To have something to restart with, the service that learns does so quickly; those that are compared are as shipped.
+LEARNING: dict[str, dict[str, Any]] = {
+    **SETTINGS,
+    "engine": {**SETTINGS["engine"], "optimization_window": 20},
+    "policy": {"cold_start_s": 2.0},
+}
 # One block: answers and prompts in turn, a rest in which the loop may probe.
 LEARNING_REST_S = 3.0
 LEAST_THREADS = 2
@@ -111,7 +117,7 @@ def _learn(
 ) -> tuple[Strategy, float]:
     """Until prompts and answers run by more than one thread; what is in force then, and how long it took. Raises
     `ServiceFailed` when they do not."""
-    with running_service(models, SETTINGS) as service:
+    with running_service(models, LEARNING) as service:
         client = StrategyClient(service)
         client.wait_for_loop(chat_model)
         work = Work(service.port, seed=2, run="learn", end_ids=end_ids, embedder=embedder)

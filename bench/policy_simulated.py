@@ -80,10 +80,11 @@ def jobs(hours: float, boards: Sequence[str] = BOARDS, loads: Sequence[str] = LO
 
 
 def thread_pairs(profile: BoardProfile) -> list[tuple[int, int]]:
-    """Threads for prompts and for answers, the fastest cores first: what a user could set and leave."""
-    counts = range(1, all_cores(profile) + 1)
-    cores = [count for count in counts if count <= 4 or count == counts[-1]]
-    return [(prefill, decode) for prefill in cores if prefill > 1 for decode in cores]
+    """Threads for prompts and for answers, the fastest cores first: what a user could set and leave. Prompts compute,
+    so that fewer cores than half of them are never best."""
+    every = all_cores(profile)
+    big = sum(len(one.cpus) for one in profile.clusters if one.capacity == max(c.capacity for c in profile.clusters))
+    return [(prefill, decode) for prefill in sorted({big, every}) for decode in sorted({*range(1, big + 1), every})]
 
 
 def run_job(job: Job) -> Trace:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable
+from pathlib import Path
 from typing import cast
 
 import msgspec
@@ -54,6 +55,7 @@ PROBE = Probe(part="decode", key="rows=1", choices=(Choice(session=OWN),), rows=
 
 class NoDumps:
     off = ""
+    folder = Path("/tmp/strategies")
     saved: tuple[Learned, ...] = ()
     pin: Pinned | None = None
 
