@@ -261,6 +261,20 @@ def test_a_level_that_moves_lets_old_comparisons_be_made_anew() -> None:
     assert world.optimizer.strategy.decode == ONE
 
 
+def test_a_neighbour_that_comes_and_goes_keeps_no_comparison_from_its_end() -> None:
+    world: World
+
+    def disturbed(part: Part, session: SessionSpec, rows: int, tokens: int, cores: int) -> float:
+        beside = 2.5 if int(world.now_s / 20.0) % 2 else 1.0
+        return beside * one_is_faster(part, session, rows, tokens, cores)
+
+    world = World(fresh(), disturbed, noise=0.1)
+    world.start()
+    world.decode(400.0)
+    assert world.optimizer.strategy.decode == ONE
+    assert len(world.kinds("retired")) <= 2
+
+
 @settings(max_examples=25, deadline=None)
 @given(st.integers(0, 10_000))
 def test_equal_choices_under_heavy_noise_switch_at_most_twice_an_hour(seed: int) -> None:

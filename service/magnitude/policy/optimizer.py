@@ -246,7 +246,6 @@ class Optimizer:
         if contest.observe(choice, cost_s, event.runs, event.total_s, now_s):
             reason = f"now takes {cost_s * 1e3:.2f} ms: what was compared before says nothing of that"
             effects.append(Decided("retired", event.part, key, contest.chosen.choice_id, "", reason))
-            self._lab.forget(contest)
         self._lab.saw(contest, choice, event, cost_s, now_s)
 
     def _task(self, event: TaskSeen, now_s: float, effects: list[Effect]) -> None:
