@@ -254,6 +254,8 @@ class Optimizer:
         if strategy is None:
             return
         for part, choice in parts_of(strategy).items():
+            if strategy.variant and part != "variant":
+                continue  # a variant runs by sessions of its own
             self._guard.add(_guarded(part, choice), failed=event.failed, now_s=now_s)
         if not event.failed:
             return

@@ -148,8 +148,14 @@ class Strategies:
         if served is None:
             return
         seen = task_seen(task, task.strategy or served.loop.strategy.strategy_id)
-        if seen is not None:
-            served.loop.tell(seen)
+        if seen is None:
+            return
+        served.loop.tell(seen)
+        parent = self._served.get(served.plan.description.variant_of)
+        if parent is not None:
+            strategy = parent.loop.strategy_for(self._situation(parent, 1, 0, rows=1))
+            if strategy.variant == task.model:
+                parent.loop.tell(msgspec.structs.replace(seen, strategy_id=strategy.strategy_id))
 
     def board_looked(self) -> None:
         """The board was looked at."""
