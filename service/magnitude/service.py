@@ -243,7 +243,7 @@ class Service:
             told=self.recorder.memory_step_taken,
         )
         self.dispatcher.watched.memory = self.memory.state
-        self.field_test = field_test_of(settings)
+        self.dispatcher.watched.field_test = self.field_test = field_test_of(settings)
         self.strategies = self._build_strategies(paths)
         self.recorder.start()
 
@@ -505,7 +505,11 @@ class Service:
 
     def _facts_of(self, model: str) -> PlanFacts | None:
         plan = self.dispatcher.models_served.by_name.get(model)
-        return facts_of(plan) if plan is not None else None
+        if plan is None:
+            return None
+        hello = self.supervisor.hello
+        board = board_name_of(self.profile, simulated=self.simulated is not None)
+        return facts_of(plan, board=board, ort_version=hello.ort_version if hello is not None else "")
 
     def _storage_off(self) -> list[str]:
         """What should outlast a restart and is not kept, a reason each."""

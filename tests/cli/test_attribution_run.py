@@ -114,8 +114,8 @@ def figure(found: Attribution, name: str) -> Figure:
 def test_the_same_work_runs_in_both_modes_in_turn_and_the_gain_comes_out() -> None:
     service = SimulatedService()
     proof = proof_of(service)
-    proof.run(90)
-    assert len(proof.rounds_took_s) >= 6
+    proof.run(150)
+    assert len(proof.rounds_took_s) >= 9
     assert [block.mode for block in proof.blocks[:8]] == ["off", "on", "on", "off", "on", "off", "off", "on"]
     found = attribute(proof.blocks, resamples=50)
     for name in ("first token", "between tokens"):
@@ -139,6 +139,20 @@ def test_the_loop_is_on_again_afterwards_and_no_hold_is_longer_than_a_dead_clien
     assert service.holds[-1] == 0
     assert not service.held
     assert max(service.holds) == HOLD_S
+
+
+def test_the_loop_learns_the_work_first_with_rests_in_between_and_nothing_of_that_counts() -> None:
+    service = SimulatedService()
+    proof = proof_of(service)
+    began_s = service.now_s
+    proof.run(100, 40)
+    first_hold = service.holds.index(HOLD_S)
+    assert first_hold == 0  # nothing is held while it learns
+    learned = service.asked.index("off")
+    assert learned >= 3 * 2
+    counted = sum(len(block.answers) for block in proof.blocks)
+    assert len(service.asked) == learned + 2 * (1 + 3) + counted + len(proof.blocks)
+    assert service.now_s - began_s <= 100
 
 
 def test_one_round_at_least_is_run_and_none_that_would_not_fit() -> None:
@@ -176,7 +190,7 @@ def test_energy_is_modelled_by_the_threads_that_ran() -> None:
     service = SimulatedService()
     service.gain = 1.0  # the same time, on fewer threads
     proof = proof_of(service, profile="pi5-bare")
-    proof.run(90)
+    proof.run(150)
     one = figure(attribute(proof.blocks, resamples=50), "energy of the work")
     assert one.verdict == "better"
     assert proof.seen().energy == "modelled by the profile pi5-bare"

@@ -28,11 +28,11 @@ def test_a_round_is_replayed_and_reported_with_where_its_figures_are_from(
 ) -> None:
     work, picture = tmp_path / "work.jsonl", tmp_path / "found.svg"
     work.write_text('{"messages": [{"role": "user", "content": "hi"}]}\n\n{"messages": [], "together": true}\n')
-    options = ["--minutes", "0.1", "--work", str(work), "--plot", str(picture), *at(service)]
+    options = ["--minutes", "0.1", "--learn", "0", "--work", str(work), "--plot", str(picture), *at(service)]
     result = cli.invoke(app, ["attribute", *options])
     assert result.exit_code == 0, (result.output, result.exception)
     text = result.stdout
-    assert "tiny-chat: 1 rounds of 4 blocks with 2 requests each" in text
+    assert "tiny-chat: 1 round of 4 blocks with 2 requests each" in text
     for name in ("first token", "between tokens", "whole request", "whole work", "energy of the work", "peak memory"):
         assert name in text
     assert "energy: " in text

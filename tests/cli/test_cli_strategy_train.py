@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import json
+import subprocess
 import sys
 from collections.abc import Callable
+from functools import cache
 from pathlib import Path
 
+import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 import typer
@@ -18,6 +21,7 @@ from magnitude.errors import ConfigError
 from magnitude.policy.strategy import Strategy
 from magnitude.policy.trained import read_trained
 from magnitude.training.reading import NothingToRead
+from magnitude.training.training import NothingLearned
 
 sys.path.insert(0, str(Path(__file__).parent.parent / "training"))
 
@@ -36,11 +40,16 @@ def run(*arguments: str | Path) -> Result:
     return result
 
 
+@cache
+def simulated(trouble: Trouble) -> pa.Table:
+    return table_of(rows_of("pi5-bare", PAIR, tasks=1500, trouble=trouble))
+
+
 @pytest.fixture
 def recorded(tmp_path: Path) -> Callable[[Trouble], Path]:
     def write(trouble: Trouble = untroubled) -> Path:
         path = tmp_path / "records.parquet"
-        pq.write_table(table_of(rows_of("pi5-bare", PAIR, tasks=1500, trouble=trouble)), path)
+        pq.write_table(simulated(trouble), path)
         return path
 
     return write
@@ -122,6 +131,14 @@ def test_a_file_that_is_left_out_is_told(recorded: Callable[..., Path], tmp_path
     assert f"left out: {tmp_path / 'torn.db'}" in result.output
 
 
+def test_records_of_one_way_to_run_teach_nothing_and_no_table_is_written(tmp_path: Path) -> None:
+    pq.write_table(table_of(rows_of("pi5-bare", [strategy(4)], tasks=100)), tmp_path / "records.parquet")
+    with pytest.raises(NothingLearned, match="nothing was learned") as raised:
+        run(tmp_path / "records.parquet", "-o", tmp_path / "t.json")
+    assert raised.value.hint
+    assert not (tmp_path / "t.json").exists()
+
+
 def test_no_records_at_all_are_an_error(tmp_path: Path) -> None:
     with pytest.raises(NothingToRead):
         run(tmp_path / "none.db", "-o", tmp_path / "t.json")
@@ -140,6 +157,16 @@ def test_what_cannot_be_done_is_said_before_anything_is_read(
 ) -> None:
     with pytest.raises(ConfigError, match=named):
         run(tmp_path / "none.db", *arguments)
+
+
+def test_the_service_and_the_other_verbs_load_nothing_of_the_extra() -> None:
+    code = (
+        "import sys; from magnitude.cli.main import find_verbs; find_verbs(); import magnitude.service_loop;"
+        "loaded = {name.split('.')[0] for name in sys.modules};"
+        "print(sorted(loaded & {'ibis', 'duckdb', 'pyarrow', 'sklearn', 'pandas'}))"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "[]"
 
 
 @pytest.mark.parametrize("library", ["ibis", "pyarrow", "sklearn"])

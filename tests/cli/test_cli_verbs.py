@@ -198,6 +198,19 @@ def test_ps_says_which_step_is_taken_while_memory_is_short(cli: CliRunner, servi
     assert "memory is short: step refuse_long; 900 MB of 1000 MB (90 %, /g) are held" in shown
 
 
+@pytest.mark.parametrize(
+    ("arm", "said"),
+    [("on", "strategy loop on, as on 25% of"), ("off", "loop off, as on 75%"), ("", "no part, no id")],
+)
+def test_ps_says_on_which_side_of_a_field_test_the_device_is(
+    cli: CliRunner, service: FakeService, arm: str, said: str
+) -> None:
+    service.more_state = {"field_test": {"name": "summer", "share": 0.25, "arm": arm, "reason": "no id"}}
+    shown = cli.invoke(app, ["ps", "--url", f"unix:{service.socket}"]).stdout
+    assert "field test summer: " in shown
+    assert said in shown
+
+
 def test_ps_says_that_a_board_is_simulated_and_who_slows_the_engine_down(
     cli: CliRunner, service: FakeService
 ) -> None:

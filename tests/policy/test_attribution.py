@@ -63,7 +63,7 @@ def test_each_round_has_both_modes_twice_and_neither_is_always_first() -> None:
 
 
 def test_without_a_difference_none_is_told() -> None:
-    for one in attribute(blocks(6, flat), resamples=FEW).figures:
+    for one in attribute(blocks(9, flat), resamples=FEW).figures:
         assert one.ratio is not None
         if one.name != "peak memory":
             assert (one.ratio.low, one.ratio.value, one.ratio.high) == (1.0, 1.0, 1.0)
@@ -71,7 +71,7 @@ def test_without_a_difference_none_is_told() -> None:
 
 
 @settings(max_examples=25)
-@given(st.floats(0.3, 3.0).filter(lambda gain: abs(gain - 1) > 0.001), st.integers(6, 9))
+@given(st.floats(0.3, 3.0).filter(lambda gain: abs(gain - 1) > 0.001), st.integers(9, 11))
 def test_a_clean_difference_is_found_exactly(gain: float, rounds: int) -> None:
     found = attribute(blocks(rounds, lambda mode, at, i: SHAPES[i] * (gain if mode == "on" else 1)), resamples=FEW)
     for name in ("first token", "between tokens", "whole request", "whole work", "whole request, p95"):
@@ -113,29 +113,28 @@ def test_the_same_blocks_and_seed_give_the_same(seed: int) -> None:
 
 
 def test_noise_alone_is_seldom_taken_for_a_difference() -> None:
-    """Of 60 comparisons of the same with itself under 20 % noise, about three may differ at 95 %; percentile
+    """Of 40 comparisons of the same with itself under 20 % noise, two may tell of some difference at 95 %; percentile
     intervals of few rounds are somewhat narrow."""
-    told = dict.fromkeys(("first token", "whole request", "whole work", "whole request, p95"), 0)
-    for seed in range(60):
+    told = 0
+    for seed in range(40):
         chance = random.Random(seed)
-        work = blocks(8, lambda mode, at, i, chance=chance: SHAPES[i] * chance.lognormvariate(0, 0.2))  # type: ignore[misc]
-        found = attribute(work, seed=seed, resamples=FEW)
-        for name in told:
-            told[name] += figure(found, name).verdict != "no difference shown"
-    assert max(told.values()) <= 10, told
+        work = blocks(9, lambda mode, at, i, chance=chance: SHAPES[i] * chance.lognormvariate(0, 0.2))  # type: ignore[misc]
+        found = attribute(work, seed=seed, resamples=300)
+        told += any(one.verdict != "no difference shown" for one in found.figures if one.name != "peak memory")
+    assert told <= 6
 
 
 def test_a_tenth_less_is_found_under_a_tenth_of_noise() -> None:
     chance = random.Random(7)
-    work = blocks(8, lambda mode, at, i: SHAPES[i] * chance.lognormvariate(0, 0.1) * (0.9 if mode == "on" else 1))
-    one = figure(attribute(work), "whole request")
+    work = blocks(12, lambda mode, at, i: SHAPES[i] * chance.lognormvariate(0, 0.1) * (0.9 if mode == "on" else 1))
+    one = figure(attribute(work, resamples=500), "whole request")
     assert one.verdict == "better"
     assert one.ratio is not None
     assert one.ratio.low < 0.9 < one.ratio.high
 
 
-def test_five_rounds_are_too_few_for_a_verdict_and_none_for_a_ratio() -> None:
-    found = attribute(blocks(5, lambda mode, at, i: SHAPES[i] * (0.5 if mode == "on" else 1)), resamples=FEW)
+def test_eight_rounds_are_too_few_for_a_verdict_and_none_for_a_ratio() -> None:
+    found = attribute(blocks(8, lambda mode, at, i: SHAPES[i] * (0.5 if mode == "on" else 1)), resamples=FEW)
     assert {one.verdict for one in found.figures} == {"too few rounds"}
     assert attribute([], resamples=FEW).figures == ()
     assert attribute(blocks(1, flat)[:3], resamples=FEW).rounds == 0
@@ -145,7 +144,7 @@ def test_a_tail_that_grows_is_told_though_the_median_does_not() -> None:
     def cost(mode: Mode, at: int, index: int) -> float:
         return SHAPES[index] * (3 if mode == "on" and index == 3 else 1)
 
-    found = attribute(blocks(6, cost), resamples=FEW)
+    found = attribute(blocks(9, cost), resamples=FEW)
     assert figure(found, "whole request").verdict == "no difference shown"
     assert figure(found, "whole request, p95").verdict == "worse"
 
@@ -168,7 +167,7 @@ def test_failed_requests_are_counted_and_left_out_of_times() -> None:
 
 
 def test_energy_and_memory_stand_beside_time_and_what_was_not_measured_is_left_out() -> None:
-    found = attribute(blocks(6, flat, energy=lambda mode: 10.0 if mode == "off" else 8.0), resamples=FEW)
+    found = attribute(blocks(9, flat, energy=lambda mode: 10.0 if mode == "off" else 8.0), resamples=FEW)
     energy, memory = figure(found, "energy of the work"), figure(found, "peak memory")
     assert (energy.off, energy.on, energy.verdict) == (10.0, 8.0, "better")
     assert (memory.off, memory.on, memory.verdict) == (300e6, 420e6, "worse")

@@ -308,6 +308,20 @@ def test_timing_waits_for_the_work_of_other_models() -> None:
     play(scenario)
 
 
+def test_without_an_engine_nothing_is_begun() -> None:
+    async def scenario(bench: Bench) -> None:
+        bench.lose()
+        bench.sessions.prepare(TWO)
+        bench.sessions.check(TWO)
+        bench.sessions.probe(PROBE)
+        for _ in range(5):
+            await asyncio.sleep(0)
+        assert not bench.engine.sent
+        assert not bench.sessions.held
+
+    play(scenario)
+
+
 def test_a_session_with_which_engines_die_is_given_up_for_good() -> None:
     async def scenario(bench: Bench) -> None:
         bench.answer = lambda message: None
@@ -335,6 +349,23 @@ def test_engines_that_are_killed_or_replaced_do_not_count_against_what_they_ran(
             bench.desk.engine_up(cast(EngineLink, bench.engine))
         bench.told.clear()
         await bench.have(TWO)
+
+    play(scenario)
+
+
+def test_what_was_made_after_all_is_forgiven_the_engines_that_died_before() -> None:
+    async def scenario(bench: Bench) -> None:
+        for _ in range(3):
+            bench.answer = lambda message: None
+            bench.sessions.prepare(TWO)
+            await bench.until(lambda: bool(bench.sessions.held))
+            bench.lose()
+            bench.desk.engine_up(cast(EngineLink, bench.engine))
+            bench.answer = bench.usual
+            await bench.have(TWO)
+            bench.lose("recycled")
+            bench.desk.engine_up(cast(EngineLink, bench.engine))
+            bench.told.clear()
 
     play(scenario)
 

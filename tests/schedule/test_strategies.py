@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable
+from pathlib import Path
 from typing import cast
 
 import msgspec
@@ -21,9 +22,10 @@ from magnitude.policy.dumps import Dumps
 from magnitude.policy.learned import Binding, Choice, Learned
 from magnitude.policy.pinned import Pinned
 from magnitude.policy.rules import ModelFacts, Rules
-from magnitude.policy.strategy import Strategy
 from magnitude.policy.terms import (
     BoardSeen,
+    Decided,
+    DecisionKind,
     Effect,
     EngineChanged,
     Event,
@@ -53,6 +55,7 @@ PROBE = Probe(part="decode", key="rows=1", choices=(Choice(session=OWN),), rows=
 
 class NoDumps:
     off = ""
+    folder = Path("/tmp/strategies")
     saved: tuple[Learned, ...] = ()
     pin: Pinned | None = None
 
@@ -83,7 +86,7 @@ class House:
         self.loaded = set(self.plans)
         self.now_s = 100.0
         self.store = NoDumps()
-        self.in_force: list[tuple[str, Strategy]] = []
+        self.slots: list[tuple[str, int]] = []
         desk = SessionDesk(
             ask=self.ask,
             next_id=self.engine.next_id,
@@ -101,7 +104,7 @@ class House:
             loaded=self.loaded.__contains__,
             tasks=lambda: self.tasks,
             board=lambda: self.board,
-            in_force=lambda plan, strategy: self.in_force.append((plan.description.name, strategy)),
+            slots=lambda model, generations: self.slots.append((model, generations)),
             clock=lambda: self.now_s,
         )
 
@@ -267,7 +270,7 @@ def test_what_is_put_in_force_reaches_engine_and_plan() -> None:
     async def scenario() -> None:
         await house.begun()
         await house.until(lambda: house.strategies.strategy_of("m") == TWO_FOR_PROMPTS)
-        assert house.in_force == [("m", TWO_FOR_PROMPTS)]
+        assert house.slots == [("m", 1)]  # of two that were planned
         assert house.strategies.session_bytes() == 125
         shown = house.strategies.state()["m"]
         assert shown.strategy_id == TWO_FOR_PROMPTS.strategy_id
@@ -405,6 +408,24 @@ def test_held_loops_run_as_loaded_until_they_go_on() -> None:
     play(house, scenario)
 
 
+def test_tasks_of_a_variant_count_for_the_model_that_it_stands_in_for() -> None:
+    house = House(decoder_plan(), decoder_plan("small"))
+
+    async def scenario() -> None:
+        await house.begun()
+        task = TaskRecord(kind="generate", model="small", outcome="failed", code="deadline_exceeded", strategy="abc")
+        house.strategies.task_ended(task)
+        assert house.events("m") == [BOARD, UP]
+        chosen = msgspec.structs.replace(OWN_ONLY, variant="small")
+        house.choosers["m"].strategy = chosen
+        assert house.strategies.variant_for("m", "generate") == "small"
+        house.strategies.task_ended(task)
+        assert house.events("m")[-1] == TaskSeen(chosen.strategy_id, 0.0, 0, failed=True)
+        assert house.events("small")[-1] == TaskSeen("abc", 0.0, 0, failed=True)
+
+    play(house, scenario)
+
+
 def test_what_runs_is_told_by_model() -> None:
     house = House(decoder_plan())
 
@@ -419,6 +440,25 @@ def test_what_runs_is_told_by_model() -> None:
         at = house.strategies.situation("m")
         assert at is not None
         assert (at.cores, at.rows) == (2, 1)
+
+    play(house, scenario)
+
+
+def test_how_often_and_how_quickly_the_loop_changed_its_mind_is_counted_for_a_proof() -> None:
+    kinds: list[DecisionKind] = ["start", "switch", "kept", "revert"]
+    decided = [Decided(kind, "decode", "rows=1", "2 threads", "1 thread", "why", delay_s=3.0) for kind in kinds]
+    house = House(decoder_plan(), script=lambda model, event: list(decided) if event == UP else [])
+
+    async def scenario() -> None:
+        await house.begun()
+        running = house.strategies.running("m")
+        assert running is not None
+        assert (running.on, running.switches, running.delay_s) == (True, 2, 3.0)
+        assert running.cpu_s > 0
+        house.strategies.rules = Rules(on=False)
+        running = house.strategies.running("m")
+        assert running is not None
+        assert not running.on
 
     play(house, scenario)
 

@@ -154,6 +154,25 @@ def test_decisions_are_kept_shown_and_counted() -> None:
     assert (counts.delays, counts.delay_s) == ({"decode": 1}, {"decode": 1.5})
 
 
+def test_a_decision_is_kept_with_what_is_in_force_after_it() -> None:
+    kept: list[Strategy] = []
+    switch = Decided("switch", "prefill", "tokens=33", "1 thread", "2 threads", "saves a third")
+    chooser = ScriptedChooser(lambda event: [switch, Use(TWO_FOR_PROMPTS)])
+    loop, _ = loop_of(chooser, note=lambda model, decided: kept.append(loop.strategy))
+    loop.tell(UP)
+    assert kept == [TWO_FOR_PROMPTS]
+
+
+def test_a_record_that_fails_costs_the_record_only() -> None:
+    def note(model: str, decided: Decided) -> None:
+        raise OSError("the disk is full")
+
+    chooser = ScriptedChooser(lambda event: [Decided("start", "", "", "", "x", "y"), Use(TWO_FOR_PROMPTS)])
+    loop, _ = loop_of(chooser, note=note)
+    loop.tell(UP)
+    assert (loop.fault, loop.strategy) == ("", TWO_FOR_PROMPTS)
+
+
 def test_an_optimiser_that_fails_is_given_up_and_its_last_strategy_stays() -> None:
     def answer(event: Event) -> list[Effect]:
         if isinstance(event, Tick):

@@ -105,7 +105,9 @@ async def running(home: Path, **sections: Any) -> AsyncIterator[StruckService]:
     """A service that is up, stopped at the end. Its API answers at `socket`."""
     service = StruckService(home, **sections)
     metrics = service.metrics()
-    app = build_app(service.dispatcher, service.settings, texts=service.texts, metrics=metrics)
+    app = build_app(
+        service.dispatcher, service.settings, texts=service.texts, metrics=metrics, records=service.recorder.store
+    )
     sockets = open_sockets(service.settings.server, {}, run_folder=service.paths.run)
     stop = asyncio.Event()
     serving = asyncio.create_task(serve(app, sockets, server=service.settings.server, metrics=metrics, stop=stop))

@@ -188,3 +188,26 @@ def test_without_the_loop_everything_runs_as_configured_and_is_shown_so(home: Pa
         assert not (home / "state" / "strategies").exists()
 
     served(home, scenario, engine={"self_optimize": False})
+
+
+def test_what_was_decided_is_in_the_timeline_and_tasks_name_what_they_ran_by(home: Path) -> None:
+    async def scenario(service: StruckService) -> None:
+        other = await other_session(service)
+        await answer(service, task(LONG, 3, **FRESH))
+        await pin(service, other)
+        await until(lambda: in_force(service) == other)
+        await answer(service, task(LONG, 3, **FRESH))
+        async with client_of(service) as client:
+            timeline = (await client.get("/v1/magnitude/timeline?since_s=600")).json()
+            rows = (await client.get("/v1/magnitude/records?limit=2")).json()["data"]
+        decided = [(one["source"], one["kind"]) for one in timeline["decisions"] if one["model"] == MODEL]
+        assert decided[0] == ("strategy", "start")
+        assert ("strategy", "pinned") in decided
+        [lane] = [lane for lane in timeline["lanes"] if (lane["model"], lane["part"]) == (MODEL, "decode")]
+        assert lane["spans"][-1]["choice"] == other.session_id
+        after, before = (row["circumstances"]["strategy"]["decode"] for row in rows)
+        assert msgspec.convert(after, SessionSpec) == other
+        assert before != after
+        assert all(row["circumstances"]["chosen"]["task"] == "generate" for row in rows)
+
+    served(home, scenario, policy=QUIET)

@@ -79,20 +79,21 @@ def rows_of(
     """Tasks of one board. Strategies take turns of a dozen tasks, as a loop that tries them would have it."""
     random = np.random.default_rng(seed)
     cores = sum(len(cluster.cpus) for cluster in load_profile(board).clusters)
+    settings = [msgspec.json.encode(used).decode() for used in strategies]
+    prompts, answers = random.integers(20, 400, tasks).tolist(), random.integers(16, 128, tasks).tolist()
+    togethers, clocks = random.choice(rows, tasks).tolist(), random.choice(clock_shares, tasks).tolist()
+    noise, chance = np.exp(random.normal(0.0, NOISE, (tasks, 2))).tolist(), random.random(tasks).tolist()
     found = []
     for number in range(tasks):
-        used = strategies[number // DWELL_TASKS % len(strategies)]
-        prompt_tokens = int(random.integers(20, 400))
-        new_tokens = int(random.integers(16, 128))
-        together = int(random.choice(rows))
-        clock_share = float(random.choice(clock_shares))
+        turn = number // DWELL_TASKS % len(strategies)
+        used, together, clock_share = strategies[turn], togethers[number], clocks[number]
+        prompt_tokens, new_tokens = prompts[number], answers[number]
         slower, fails = trouble(used, number)
-        noise = np.exp(random.normal(0.0, NOISE, size=2)) * slower
         pieces = -(-prompt_tokens // used.prefill_chunk)
         # A piece costs a few milliseconds beside its tokens: the graph is started anew.
-        prefill_s = (prompt_tokens * token_s(board, used.prefill.threads, clock_share) + 0.004 * pieces) * noise[0]
-        decode_s = (new_tokens - 1) * step_s(board, used.decode.threads, together, clock_share) * noise[1]
-        failed = random.random() < fails
+        prefill_s = prompt_tokens * token_s(board, used.prefill.threads, clock_share) + 0.004 * pieces
+        decode_s = (new_tokens - 1) * step_s(board, used.decode.threads, together, clock_share)
+        failed = chance[number] < fails
         found.append(
             {
                 "board": name or board,
@@ -107,11 +108,11 @@ def rows_of(
                 "prompt_tokens": prompt_tokens,
                 "cached_tokens": 0,
                 "new_tokens": new_tokens // 2 if failed else new_tokens,
-                "prefill_s": prefill_s,
-                "decode_s": TIMEOUT_S if failed else decode_s,
+                "prefill_s": prefill_s * noise[number][0] * slower,
+                "decode_s": TIMEOUT_S if failed else decode_s * noise[number][1] * slower,
                 "batch": float(together),
                 "strategy": used.strategy_id,
-                "settings": msgspec.json.encode(used).decode(),
+                "settings": settings[turn],
                 "own_threads": own_threads,
                 "own_graph": "model.onnx",
                 "own_chunk": 128,
@@ -122,7 +123,6 @@ def rows_of(
                 "heat": "cool",
                 "memory": "ample",
                 "supply": "full",
-                "throttled": False,
             }
         )
     return found

@@ -13,7 +13,7 @@ from magnitude.engine.session_spec import SessionSpec
 from magnitude.policy.learned import Choice
 from magnitude.policy.tree import BoardFacts, Features, Leaf, Split, Tree, advise, in_words
 from magnitude.training.cells import SUMS, Cell, ServedModel, Tried
-from magnitude.training.growing import LEAST_SHARE, MOST_LEAVES, Example, facts_of, grown, rules_for, tried_as
+from magnitude.training.growing import MOST_LEAVES, Example, facts_of, grown, rules_for, tried_as
 from magnitude.training.work import BLOCKS
 
 RULES = rules_for("decode", ())
@@ -44,7 +44,7 @@ def test_a_limit_that_parts_what_is_best_is_found() -> None:
 
 
 def test_limits_are_written_with_few_digits_where_that_changes_nothing() -> None:
-    examples = [example(Features(weight_bytes=size), best) for size, best in ((1.2345e8, FEW), (9.8765e8, MANY))]
+    examples = [example(Features(weight_bytes=size), best) for size, best in ((1.2345e8, FEW), (9.8765e8, MANY)) * 2]
     node = grown("decode", RULES, examples, seed=1)
     assert isinstance(node, Split)
     assert node.below == 5.6e8
@@ -55,6 +55,14 @@ def test_where_the_same_is_best_everywhere_there_is_nothing_to_compare() -> None
     assert isinstance(node, Leaf)
     assert node.threads_share == 0.5
     assert node.reason == "saves 26%, tried in 4 of 4 situations"
+
+
+def test_of_rules_that_are_the_same_on_all_boards_the_one_nearer_to_the_default_is_told() -> None:
+    quarter = RULES.index(Leaf(threads_share=0.25))
+    examples = [example(Features(), FEW) for _ in range(4)]
+    for one in examples:
+        one.log_costs[quarter] = one.log_costs[FEW]
+    assert says(grown("decode", RULES, examples, seed=1), Features()) == 0.5
 
 
 def test_a_part_that_makes_no_difference_is_left_at_all_big_cores() -> None:
@@ -118,12 +126,12 @@ def _leaves(node: Split | Leaf) -> int:
 def test_a_tree_is_small_and_never_worse_than_the_better_rule_alone(data: list[tuple[Features, int, float]]) -> None:
     examples = [example(features, best, saves) for features, best, saves in data]
     node = grown("decode", RULES, examples, seed=1)
-    assert _leaves(node) <= min(MOST_LEAVES, 1 / LEAST_SHARE)
+    assert _leaves(node) <= MOST_LEAVES
     shares = {0.5: FEW, 1.0: MANY}
     by_tree = sum(one.log_costs[shares[says(node, one.features)]] for one in examples)
     alone = min(sum(one.log_costs[rule] for one in examples) for rule in (FEW, MANY))
-    # Rules within a thousandth of each other count as alike.
-    assert by_tree <= alone + 0.001 * len(examples) + 1e-9
+    # Rules within a hundredth of each other count as alike.
+    assert by_tree <= alone + 0.01 * len(examples) + 1e-9
     assert "cores" in in_words(Tree(name="", decode=node, prefill=Leaf(), encode=Leaf()))
 
 

@@ -45,7 +45,6 @@ def task_row(flat: dict[str, Any]) -> TaskRow:
         ),
         circumstances=Circumstances(
             plan=plan,
-            throttled=flat["throttled"],
             strategy=msgspec.json.decode(flat["settings"], type=Strategy),
             chosen=Situation(task=flat["kind"], **{name: flat[name] for name in names}),
         ),

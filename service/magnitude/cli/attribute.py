@@ -31,6 +31,12 @@ def attribute(
     minutes: Annotated[
         float, typer.Option("--minutes", "-t", min=0.1, max=MOST_MINUTES, help="For how long.")
     ] = 10.0,
+    learn: Annotated[
+        float | None,
+        typer.Option(
+            "--learn", min=0.0, max=MOST_MINUTES, help="Of these, how many for the loop to learn the work (a fifth)."
+        ),
+    ] = None,
     model: Annotated[
         str, typer.Option("--model", "-m", metavar="NAME", help="Model (the default chat model).")
     ] = "default",
@@ -68,14 +74,21 @@ def attribute(
         address = client.address
         proof = Proof(lambda: connect([address], api_key), asked, looped, meter=meter, profile=profile)
         requests = sum(map(len, asked))
+        learn_min = minutes / 5 if learn is None else min(learn, minutes)
+        typer.echo(f"the loop learns the work for {learn_min:.1f} min", err=True)
         with interrupted_is_enough():
-            proof.run(minutes * 60, lambda mode, block: _progress(len(proof.rounds_took_s) + 1, mode, block.took_s))
+            proof.run(
+                minutes * 60,
+                learn_min * 60,
+                lambda mode, block: _progress(len(proof.rounds_took_s) + 1, mode, block.took_s),
+            )
         seen = proof.seen()
     if not proof.rounds_took_s:
         raise MagnitudeError("not one round was complete", hint="Give it more minutes")
     found = compare(proof.blocks, seed=seed)
     took_min = sum(proof.rounds_took_s) / 60
-    title = f"{looped}: {found.rounds} rounds of 4 blocks with {requests} requests each, in {took_min:.1f} min"
+    rounds = f"{found.rounds} round{'' if found.rounds == 1 else 's'} of 4 blocks"
+    title = f"{looped}: {rounds} with {requests} requests each, in {took_min:.1f} min"
     if as_json:
         document = {
             "model": looped,

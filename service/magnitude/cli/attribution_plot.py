@@ -29,7 +29,8 @@ def plot(found: Attribution, blocks: Sequence[Block], title: str, target: Path) 
     shown = [one for one in reversed(found.figures) if one.ratio is not None]
     for row, one in enumerate(shown):
         assert one.ratio is not None
-        left.plot((one.ratio.low, one.ratio.high), (row, row), color=COLOURS["on"], linewidth=2)
+        if one.verdict != "too few rounds":  # then the interval means nothing
+            left.plot((one.ratio.low, one.ratio.high), (row, row), color=COLOURS["on"], linewidth=2)
         left.plot(one.ratio.value, row, "o", color=COLOURS["on"])
     left.axvline(1.0, color="black", linewidth=0.8, linestyle="--")
     left.set_yticks(range(len(shown)), [one.name for one in shown])
@@ -38,11 +39,12 @@ def plot(found: Attribution, blocks: Sequence[Block], title: str, target: Path) 
     for mode, colour in COLOURS.items():
         at = [(number, block.took_s) for number, block in enumerate(blocks, 1) if block.mode == mode]
         right.plot([x for x, _ in at], [y for _, y in at], "o", color=colour, label=f"loop {mode}")
-    right.set_ylim(bottom=0)
+    right.set_ylim(bottom=0, top=1.2 * max(block.took_s for block in blocks))
+    right.xaxis.get_major_locator().set_params(integer=True)
     right.set_xlabel("block of work, in their order")
     right.set_ylabel("seconds for the whole work")
     right.grid(alpha=0.25)
-    right.legend()
+    right.legend(loc="lower right")
     figure.tight_layout()
     try:
         figure.savefig(target, dpi=110, metadata={"Date": None} if target.suffix == ".svg" else None)

@@ -27,6 +27,9 @@ HOLD_S, HOLD_AGAIN_S = 30.0, 10.0
 METER_EVERY_S = 0.2
 # The engine's own count of its memory comes once a second.
 STATE_EVERY_S = 1.0
+# While it learns, work and rest take turns: the loop tries things in both, and does not take a pause of less than two
+# seconds for rest.
+REST_S = 5.0
 # The engine tells what its runs took twice a second; what a block took is complete a little later.
 REPORTED_S = 0.7
 
@@ -70,9 +73,11 @@ class Proof:
         self._on_s = self._loop_cpu_s = 0.0
         self._delay_s: float | None = None
 
-    def run(self, for_s: float, told: Callable[[Mode, Block], None] = lambda mode, block: None) -> None:
-        """Warm up, then whole rounds until `for_s` is over, one at least. `told` hears of each block. The loop is on
-        again afterwards, however this ends."""
+    def run(
+        self, for_s: float, learn_s: float = 0.0, told: Callable[[Mode, Block], None] = lambda mode, block: None
+    ) -> None:
+        """Let the loop learn the work for `learn_s`, warm up, then run whole rounds until `for_s` is over, one at
+        least. `told` hears of each block that counts. The loop is on again afterwards, however this ends."""
         end_s = self._clock() + for_s
         with contextlib.ExitStack() as stack:
             control = stack.enter_context(self._connect())
@@ -81,6 +86,9 @@ class Proof:
             pool = stack.enter_context(ThreadPoolExecutor(widest))
             clients = [stack.enter_context(self._connect()) for _ in range(widest)]
             watcher = stack.enter_context(self._connect())
+            while self._clock() < end_s - for_s + learn_s:
+                self._replay(pool, clients)
+                self._sleep(REST_S)
             for mode in ("off", "on"):
                 self._block(mode, control, watcher, pool, clients)
             while another_round_fits(self.rounds_took_s, end_s - self._clock()):
@@ -123,10 +131,7 @@ class Proof:
         watch = _Watch(watcher, mode, self._meter, state, self._clock)
         with watch:
             began_s = self._clock()
-            answers: list[Answer] = []
-            for step in self._work:
-                numbered = range(len(answers), len(answers) + len(step))
-                answers += pool.map(self._ask, clients, step, numbered)
+            answers = self._replay(pool, clients)
             took_s = self._clock() - began_s
         self._sleep(REPORTED_S)
         after, then = control.get("/v1/magnitude/state"), _running(control, self._model)
@@ -137,12 +142,19 @@ class Proof:
             self._delay_s = then["delay_s"]
         return Block(
             mode=mode,
-            answers=tuple(answers),
+            answers=answers,
             took_s=took_s,
             energy_j=watch.joules if self._meter is not None else self._modelled_j(took_s, state, after, then),
             peak_rss_bytes=watch.peak_rss_bytes,
             switches=max(0, then["switches"] - running["switches"]),
         )
+
+    def _replay(self, pool: ThreadPoolExecutor, clients: list[ServiceClient]) -> tuple[Answer, ...]:
+        """The whole work, once."""
+        answers: list[Answer] = []
+        for step in self._work:
+            answers += pool.map(self._ask, clients, step, range(len(answers), len(answers) + len(step)))
+        return tuple(answers)
 
     def _ask(self, client: ServiceClient, ask: Ask, index: int) -> Answer:
         """Ask and time it. A refusal is a failed answer; a service that has gone ends the comparison."""

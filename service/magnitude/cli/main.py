@@ -34,6 +34,7 @@ ORDER = (
     "import",
     "rm",
     "budget",
+    "tune",
     "bench",
     "attribute",
     "simulate",

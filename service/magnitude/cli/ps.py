@@ -13,6 +13,7 @@ from magnitude.cli.options import ConfigOption, JsonOption, KeyOption, UrlOption
 if TYPE_CHECKING:
     from magnitude.board.sim.told import SimulatedState
     from magnitude.feedback.records import TaskFigures
+    from magnitude.policy.field_test import FieldTest
     from magnitude.schedule.figures import ModelFigures
     from magnitude.schedule.inference import ModelState, ServiceState
     from magnitude.schedule.slot_terms import KvFigures
@@ -96,6 +97,8 @@ def show(state: ServiceState, where: str) -> None:
     for model_name, strategy in state.strategy.items():
         if strategy.on or strategy.fault:
             console.print(strategy_line(model_name, strategy), markup=False)
+    if (test := state.field_test).name:
+        console.print(field_test_line(test), markup=False)
     for model_name, schedule in state.schedule.models.items():
         for line in schedule_lines(model_name, schedule):
             console.print(line, markup=False)
@@ -140,6 +143,14 @@ def strategy_line(name: str, strategy: StrategyState) -> str:
     for session in strategy.sessions:
         line += f"; session {session.session} {session.state}, {size(session.size_bytes)}"
     return line + (f"; comparing {strategy.experiment}" if strategy.experiment else "")
+
+
+def field_test_line(test: FieldTest) -> str:
+    """On which side of a field test the device is."""
+    if not test.arm:
+        return f"field test {test.name}: no part, {test.reason}"
+    share = test.share if test.arm == "on" else 1 - test.share
+    return f"field test {test.name}: strategy loop {test.arm}, as on {share:.0%} of the devices"
 
 
 def standing(model: ModelState) -> str:

@@ -83,6 +83,7 @@ def train(
     from magnitude.policy.trained import write_trained
     from magnitude.training.costs import TrainingRules
     from magnitude.training.gather import gather
+    from magnitude.training.training import NothingLearned
     from magnitude.training.training import train as train_on
 
     rules = TrainingRules(tolerance=tolerance, failure_price=failure_price)
@@ -99,6 +100,11 @@ def train(
         _show(trained, found.skipped)
     if trained.proof.losses:
         raise typer.Exit(EXIT_REFUSED)
+    if not trained.tables and trained.tree is None:
+        raise NothingLearned(
+            "nothing was learned: no situation was run both as the model was loaded and otherwise, often enough",
+            hint="Record for longer with the strategy loop on, or over more devices",
+        )
     if output is not None:
         write_trained(output, trained)
         typer.echo(f"written: {output}, id {trained.trained_id[:12]}", err=as_json)

@@ -1,6 +1,8 @@
 """Further sessions on their way: made in a thread of its own, one at a time, while the others compute.
 
-The loop asks and is told; everything here but the making itself runs in the loop's thread.
+The loop asks and is told; everything here but the making itself runs in the loop's thread. The thread that makes them
+has the priority of all others: the threads of a session's pool inherit it, and an ordinary process may lower but not
+raise it again.
 """
 
 from __future__ import annotations

@@ -39,9 +39,8 @@ def prepare_runtime() -> None:
 
 
 def session_options(threads: int, *, arena: bool = False) -> Any:
-    """Options of every session.
-
-    No optimised graph is ever saved: it would hold for this CPU and this ONNX Runtime only.
+    """Options of every session. None of them saves an optimised graph, which would hold for this CPU and this ONNX
+    Runtime only: `packed_weights.py` does, and sees to that.
     """
     options = onnxruntime.SessionOptions()
     options.intra_op_num_threads = threads

@@ -9,6 +9,8 @@ from __future__ import annotations
 import logging
 import os
 
+from magnitude.board.cpu import thread_affinity
+from magnitude.board.roots import HostRoots
 from magnitude.engine.session_spec import SessionSpec, cpu_list
 from magnitude.errors import RequestError
 
@@ -16,12 +18,16 @@ log = logging.getLogger(__name__)
 
 
 class ThreadPlace:
-    """Moves the calling thread. To be made before any thread of the process was moved: where it may run then is
-    where it goes back to."""
+    """Moves the calling thread, in a process that has a thread which is never moved: where that one may run, which
+    others can change from outside, the calling one goes back to."""
 
     def __init__(self) -> None:
-        self.anywhere = frozenset(os.sched_getaffinity(0))
         self._at: tuple[int, ...] = ()
+
+    @property
+    def anywhere(self) -> frozenset[int]:
+        """The CPUs that all threads together may run on, as it is now."""
+        return thread_affinity(HostRoots()) or frozenset(os.sched_getaffinity(0))
 
     def go(self, spec: SessionSpec | None) -> None:
         """Where a run by that session belongs. For one thread only, which calls it before each of its runs."""

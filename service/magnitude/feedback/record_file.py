@@ -64,7 +64,8 @@ class RecordLimits(msgspec.Struct, frozen=True, kw_only=True):
 
     max_bytes: int = 16 * 1024 * 1024
     max_rows: int = 200_000
-    # A day of a board that is hot all day, at what its governor decides in a minute; about 6 MB.
+    # Two days of a board that is hot all day, at the six changes of clocks that its governor may decide on in a
+    # minute; a row takes 230 bytes.
     max_decisions: int = 20_000
     keep_s: float = 30 * DAY_S
     reserve_bytes: int = 64 * 1024 * 1024

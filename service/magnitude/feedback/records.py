@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable
 from typing import Literal, get_args
 
@@ -11,8 +11,10 @@ import msgspec
 from magnitude.board.boot import Clocks, Stamp
 from magnitude.feedback.circumstances import Circumstances
 from magnitude.feedback.run_series import RunSeries
-from magnitude.feedback.running import RunningFigures
+from magnitude.feedback.running import HALF_LIFE_S
+from magnitude.policy.ageing import AgedAverage, AgedQuantiles
 from magnitude.policy.situation import Heat, Situation
+from magnitude.policy.strategy import Strategy
 
 Outcome = Literal["ok", "cancelled", "timed_out", "killed", "out_of_memory", "refused", "failed"]
 OUTCOMES: tuple[Outcome, ...] = get_args(Outcome)
@@ -33,6 +35,8 @@ _BY_CODE: dict[str, Outcome] = {
 }
 # Old tasks of each series that the picture starts with: ten new tasks weigh as much as all of them.
 RESTORED_TASKS = 10
+# Strategies that are remembered until their tasks end: some pieces of prompts by some sessions of some models.
+MAX_STRATEGIES = 256
 
 
 class TaskRecord(msgspec.Struct, frozen=True, kw_only=True):
@@ -106,13 +110,14 @@ class TaskFigures(msgspec.Struct, frozen=True, kw_only=True):
 
 class _Series:
     def __init__(self) -> None:
-        self.queue = RunningFigures()
-        self.run = RunningFigures()
-        self.prefill_rate = RunningFigures()
-        self.decode_rate = RunningFigures()
-        self.cached = RunningFigures()
-        self.accepted = RunningFigures()
-        self.batch = RunningFigures()
+        # Only what is shown is computed: this is done for every task.
+        self.queue_s = AgedQuantiles(HALF_LIFE_S)
+        self.run_s = AgedQuantiles(HALF_LIFE_S)
+        self.prefill_rate = AgedAverage(HALF_LIFE_S)
+        self.decode_rate = AgedAverage(HALF_LIFE_S)
+        self.cached = AgedAverage(HALF_LIFE_S)
+        self.accepted = AgedAverage(HALF_LIFE_S)
+        self.batch = AgedAverage(HALF_LIFE_S)
         self.count = self.failed = self.cancelled = 0
 
     def count_in(self, task: TaskRecord, now_s: float) -> None:
@@ -124,37 +129,37 @@ class _Series:
 
     def add(self, task: TaskRecord, now_s: float) -> None:
         """A task that went well."""
-        self.queue.add(task.queue_s, now_s)
-        self.run.add(task.prefill_s + task.decode_s, now_s)
+        self.queue_s.add(task.queue_s, 1.0, now_s)
+        self.run_s.add(task.prefill_s + task.decode_s, 1.0, now_s)
         computed_tokens = task.prompt_tokens - task.cached_tokens
         if task.prefill_s > 0 and computed_tokens > 0:
-            self.prefill_rate.add(computed_tokens / task.prefill_s, now_s)
+            self.prefill_rate.add(computed_tokens / task.prefill_s, 1.0, now_s)
         if task.prompt_tokens:
-            self.cached.add(task.cached_tokens / task.prompt_tokens, now_s)
+            self.cached.add(task.cached_tokens / task.prompt_tokens, 1.0, now_s)
         if task.drafted_tokens:
-            self.accepted.add(task.accepted_tokens / task.drafted_tokens, now_s)
+            self.accepted.add(task.accepted_tokens / task.drafted_tokens, 1.0, now_s)
         if task.batch:
-            self.batch.add(task.batch, now_s)
+            self.batch.add(task.batch, 1.0, now_s)
         # The first token is the prefill's; a rate needs the steps after it.
         if task.decode_s > 0 and task.new_tokens > 1:
-            self.decode_rate.add((task.new_tokens - 1) / task.decode_s, now_s)
+            self.decode_rate.add((task.new_tokens - 1) / task.decode_s, 1.0, now_s)
 
-    def figures(self) -> TaskFigures:
+    def figures(self, now_s: float) -> TaskFigures:
         return TaskFigures(
             count=self.count,
             failed=self.failed,
             cancelled=self.cancelled,
-            queue_p95_s=self.queue.quantile(0.95),
-            prefill_tokens_per_s=self.prefill_rate.mean,
-            decode_tokens_per_s=self.decode_rate.mean,
-            run_p50_s=self.run.quantile(0.5),
-            run_p95_s=self.run.quantile(0.95),
-            queue_p50_s=self.queue.quantile(0.5),
-            queue_p99_s=self.queue.quantile(0.99),
-            run_p99_s=self.run.quantile(0.99),
-            cached_share=self.cached.mean,
-            accepted_share=self.accepted.mean,
-            batch=self.batch.mean,
+            queue_p95_s=self.queue_s.quantile(0.95),
+            prefill_tokens_per_s=self.prefill_rate.mean(now_s),
+            decode_tokens_per_s=self.decode_rate.mean(now_s),
+            run_p50_s=self.run_s.quantile(0.5),
+            run_p95_s=self.run_s.quantile(0.95),
+            queue_p50_s=self.queue_s.quantile(0.5),
+            queue_p99_s=self.queue_s.quantile(0.99),
+            run_p99_s=self.run_s.quantile(0.99),
+            cached_share=self.cached.mean(now_s),
+            accepted_share=self.accepted.mean(now_s),
+            batch=self.batch.mean(now_s),
         )
 
 
@@ -177,24 +182,35 @@ class Feedback:
         self._clocks = clocks or Clocks()
         self.runs = RunSeries(self._clocks.monotonic)
         self.generated_tokens = 0  # by all answers together, as they come
-        self._series: dict[tuple[str, str], _Series] = {}
-        self._by_heat: dict[tuple[str, str, Heat], _Series] = {}
+        self._series = defaultdict[tuple[str, str], _Series](_Series)
+        self._strategies: dict[str, Strategy] = {}
+        self._by_heat = defaultdict[tuple[str, str, Heat], _Series](_Series)
         self._circumstances = circumstances
         self._peak_rss_bytes = peak_rss_bytes
         self._heat = heat
         self._keep = keep
 
+    def known(self, strategy: Strategy) -> str:
+        """A task will be run by `strategy`: the id by which its record is to name it."""
+        if strategy.strategy_id not in self._strategies:
+            if len(self._strategies) >= MAX_STRATEGIES:
+                del self._strategies[next(iter(self._strategies))]
+            self._strategies[strategy.strategy_id] = strategy
+        return strategy.strategy_id
+
     def record(self, task: TaskRecord) -> None:
         task = msgspec.structs.replace(task, outcome=outcome_of(task))
         now_s = self._clocks.monotonic()
-        self._series.setdefault((task.kind, task.model), _Series()).count_in(task, now_s)
+        self._series[task.kind, task.model].count_in(task, now_s)
         if (heat := self._heat()) is not None:
-            self._by_heat.setdefault((task.kind, task.model, heat), _Series()).count_in(task, now_s)
+            self._by_heat[task.kind, task.model, heat].count_in(task, now_s)
         if self._keep is not None:
             ran_s = task.prefill_s + task.decode_s
             met = self._circumstances(task.model, ran_s) if self._circumstances is not None else Circumstances()
             if met.chosen is not None:
                 met = msgspec.structs.replace(met, chosen=situation_of(task, met.chosen))
+            if (ran_by := self._strategies.get(task.strategy)) is not None:
+                met = msgspec.structs.replace(met, strategy=ran_by)
             task = msgspec.structs.replace(task, peak_rss_bytes=self._peak_rss_bytes(ran_s))
             self._keep(TaskRow(stamp=self._clocks.now(), task=task, circumstances=met))
 
@@ -214,15 +230,16 @@ class Feedback:
                 counts[key] += 1
                 taken.setdefault(key, []).append(row.task)
         for known, tasks in taken.items():
-            series = self._series.setdefault(known, _Series())
             for task in reversed(tasks):
-                series.add(task, self._clocks.monotonic())
+                self._series[known].add(task, self._clocks.monotonic())
         return counts.total()
 
     def figures(self) -> dict[str, TaskFigures]:
         """Figures by "kind model"."""
-        return {f"{kind} {model}": series.figures() for (kind, model), series in self._series.items()}
+        now_s = self._clocks.monotonic()
+        return {f"{kind} {model}": series.figures(now_s) for (kind, model), series in self._series.items()}
 
     def figures_by_heat(self) -> dict[str, TaskFigures]:
         """The same by "kind model heat", where heat is known: what a cool board does says little of a hot one."""
-        return {" ".join(key): series.figures() for key, series in sorted(self._by_heat.items())}
+        now_s = self._clocks.monotonic()
+        return {" ".join(key): series.figures(now_s) for key, series in sorted(self._by_heat.items())}

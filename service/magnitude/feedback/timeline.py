@@ -14,8 +14,10 @@ from magnitude.policy.learned import Choice
 from magnitude.policy.situation import PARTS, Part
 from magnitude.policy.strategy import Strategy
 
-# Decisions after which another choice of their part may be in force; those of other kinds change none.
-_CHANGES = frozenset({"start", "situation", "switch", "revert", "pinned", "retired"})
+# Decisions that put another choice of their part in force.
+_CHANGES = frozenset({"start", "situation", "switch", "revert", "pinned"})
+# Several parts may change at once: all of it is told before any of it is in force.
+TOGETHER_S = 0.1
 
 
 class Moment(msgspec.Struct, frozen=True, kw_only=True):
@@ -104,25 +106,48 @@ def choices_of(strategy: Strategy) -> dict[Part, str]:
 
 
 def _lanes(decisions: Sequence[DecisionRow], tasks: Sequence[TaskRow], now: Stamp) -> list[Lane]:
-    seen = _parts_seen(decisions, tasks)
-    changes: dict[tuple[str, Part], list[tuple[float, str]]] = {key: [] for key in seen}
-    begun: set[str] = set()
+    changes: dict[tuple[str, Part], list[tuple[float, str]]] = {key: [] for key in _parts_seen(decisions, tasks)}
     events: list[DecisionRow | TaskRow] = [*tasks, *(row for row in decisions if row.source == "strategy")]
     for row in sorted(events, key=lambda row: -_ago_s(row.stamp, now)):
         ago_s = _ago_s(row.stamp, now)
         if isinstance(row, DecisionRow):
-            begun.add(row.model)
-            for part, choice, certain in _choices(row):
-                found = changes.get((row.model, part))
-                if found is not None and (certain or not found):
-                    found.append((ago_s, choice))
-        elif row.task.model not in begun and row.circumstances.strategy is not None:
-            # Later on decisions tell: a task that ends just after a switch has begun with what was before it.
-            for part, choice in choices_of(row.circumstances.strategy).items():
-                if (row.task.model, part) in changes:
-                    changes[row.task.model, part].append((ago_s, choice))
+            model, began_ago_s, told = row.model, ago_s, choices_of(row.strategy) if row.strategy is not None else {}
+            decided = _decided(row)
+        else:
+            strategy = row.circumstances.strategy
+            model, told, decided = row.task.model, choices_of(strategy) if strategy is not None else {}, {}
+            began_ago_s = ago_s + row.task.prefill_s + row.task.decode_s
+        for part in PARTS:
+            found = changes.get((model, part))
+            if found is None:
+                continue
+            if part in decided:
+                found.append((ago_s, decided[part]))
+            elif part in told and _is_news(found, began_ago_s, told[part]):
+                found.append((ago_s, told[part]))
     lanes = [Lane(model=model, part=part, spans=_spans(found)) for (model, part), found in changes.items() if found]
     return sorted(lanes, key=lambda lane: (lane.model, PARTS.index(lane.part)))
+
+
+def _is_news(found: Sequence[tuple[float, str]], began_ago_s: float, choice: str) -> bool:
+    """Whether what was in force for a task, or while something else was decided, changes a lane. Not if it began
+    before the lane's last change; and not by the size of a prompt's pieces, which goes by each prompt's length."""
+    if not found:
+        return True
+    changed_ago_s, present = found[-1]
+    return began_ago_s < changed_ago_s - TOGETHER_S and _session(choice) != _session(present)
+
+
+def _session(choice: str) -> str:
+    """A choice's name without the pieces of prompts, which `Choice.choice_id` puts last."""
+    return choice.partition(", pieces of ")[0]
+
+
+def _decided(row: DecisionRow) -> dict[Part, str]:
+    """What a decision puts in force."""
+    if row.kind == "start" and row.strategy is not None:
+        return choices_of(row.strategy)
+    return {row.part: row.to_id} if row.part and row.kind in _CHANGES and row.to_id else {}
 
 
 def _parts_seen(decisions: Iterable[DecisionRow], tasks: Iterable[TaskRow]) -> set[tuple[str, Part]]:
@@ -133,19 +158,6 @@ def _parts_seen(decisions: Iterable[DecisionRow], tasks: Iterable[TaskRow]) -> s
             parts: tuple[Part, ...] = ("decode", "prefill") if row.task.kind == "generate" else ("encode",)
             seen.update((row.task.model, part) for part in parts)
     return seen
-
-
-def _choices(row: DecisionRow) -> list[tuple[Part, str, bool]]:
-    """What a decision says of parts, and whether that is in force from it on. A change of one part says nothing of
-    the others but what was so before, for several may change at once."""
-    changes = row.kind in _CHANGES
-    told = choices_of(row.strategy) if row.strategy is not None else {}
-    found = [(part, choice, changes and not row.part) for part, choice in told.items() if part != row.part]
-    if row.part and changes and row.to_id:
-        found.append((row.part, row.to_id, True))
-    elif row.part in told:
-        found.append((row.part, told[row.part], False))
-    return found
 
 
 def _spans(changes: Sequence[tuple[float, str]]) -> list[Span]:

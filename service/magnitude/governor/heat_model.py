@@ -41,6 +41,9 @@ _NOISE_C2 = 4.0
 _SCORE_TAU_S = 600.0
 # Memory of what the model misses just now: other programs' heat lasts about as long.
 _MISS_TAU_S = 10.0
+# Memory of the warmest air that was believed in. A sensor that reads too cold teaches that the air is cold, within
+# seconds on a board that is new to the governor; it is found out within a small part of this time.
+_AMBIENT_TAU_S = 600.0
 # Another model is gone by only when it is clearly better, so that the forecast does not jump between equals.
 _CLEARLY = 0.9
 # A reading this much below what the model is sure of is doubted: beyond three standard deviations, and more than
@@ -183,8 +186,9 @@ class HeatModel:
     def __init__(self, prior: HeatPrior) -> None:
         self._prior = prior
         self._models = [_Model(prior, scale, self.idle_w(LEAKAGE_AT_C)) for scale in TAU_SCALES]
-        self._best = self._models[TAU_SCALES.index(1.0)]
+        self._told = self._best = self._models[TAU_SCALES.index(1.0)]
         self._miss_c = 0.0
+        self._warmest_ambient_c = _AMBIENT_C
 
     def idle_w(self, temp_c: float) -> float:
         """Power of the idle chip at a temperature."""
@@ -207,6 +211,9 @@ class HeatModel:
         keep = math.exp(-dt_s / _MISS_TAU_S)
         miss_c = self._best.believable(temp_c - self._best.predicted_c())
         self._miss_c = self._miss_c * keep + miss_c * (1 - keep)
+        forget = math.exp(-dt_s / _AMBIENT_TAU_S)
+        ambient_c = self._best.theta[0]
+        self._warmest_ambient_c = max(ambient_c, ambient_c + (self._warmest_ambient_c - ambient_c) * forget)
 
     @property
     def temp_c(self) -> float:
@@ -217,7 +224,7 @@ class HeatModel:
     def told_rise_c(self) -> float:
         """How much warmer than an idle one the chip is by what it computed, if the profile is right: a sensor that is
         not right has taught the gains nonsense."""
-        return sum(self._best.rises["prefill"]) + sum(self._best.rises["decode"])
+        return sum(self._told.rises["prefill"]) + sum(self._told.rises["decode"])
 
     def outlook(self, horizon_s: float, temp_c: float) -> Outlook:
         """What any power would lead to in `horizon_s` seconds; the chip idles as one of `temp_c` does."""
@@ -230,13 +237,13 @@ class HeatModel:
         """Where a constant power of prefill and decode would lead in the end, with the leakage of a chip at `temp_c`.
         The margins make it the worse case."""
         model = self._best
-        ambient_c, _, *gains = model.theta
-        # Not below the profile's: what made the sensor silent may have made it wrong before.
-        prefill, decode = (max(1.0, gain) for gain in gains)
+        # Not below the profile's, nor in cooler air than before: what made the sensor silent may have made it wrong
+        # before.
+        prefill, decode = (max(1.0, gain) for gain in model.theta[2:])
         rise = 1 + gain_margin
         resistance = sum(model.c_per_w)
         watts = self.idle_w(temp_c) + prefill * work_w[0] + decode * work_w[1]
-        return ambient_c + ambient_margin_c + resistance * rise * watts
+        return self._warmest_ambient_c + ambient_margin_c + resistance * rise * watts
 
     @property
     def estimate(self) -> HeatEstimate:

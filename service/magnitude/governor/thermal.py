@@ -70,7 +70,7 @@ class ThermalGovernor:
         self._model = HeatModel(prior)
         self._ladder = Ladder(prior, self._model)
         self._load = LoadMemory(prior)
-        self._sensor = StuckSensor()
+        self._sensor = StuckSensor(limits.down_c)
         self._budget = WriteBudget()
         self._caps: dict[str, int | None] = {}
         self._written_s = -math.inf
@@ -97,7 +97,7 @@ class ThermalGovernor:
         """Look at the board, and return what is to be done about it."""
         dt_s = 0.0 if self._now_s is None else max(0.0, now_s - self._now_s)
         self._now_s = now_s
-        stuck = sight.temp_c is not None and self._sensor.look(sight.temp_c, self._model.told_rise_c)
+        stuck = sight.temp_c is not None and self._sensor.look(sight.temp_c, self._model.told_rise_c, now_s)
         if stuck:
             sight = msgspec.structs.replace(sight, temp_c=None)
         self._learn(sight, dt_s)

@@ -14,7 +14,7 @@ from magnitude.governor.thermal_terms import Effect, PreferSmaller, SetCaps, Set
 class Wanted(msgspec.Struct, frozen=True, kw_only=True):
     """What heat asks for. `caps_khz` by policy (None: as it was found), `duty` the share of the time in which the
     engine may compute, `concurrency` generations at once (None: as planned). Threads and `smaller` are wishes to the
-    policy: today's engine keeps the threads that it was planned with."""
+    policy, which follows them where its measurements agree."""
 
     caps_khz: dict[str, int | None] = {}
     duty: float = 1.0

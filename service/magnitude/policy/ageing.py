@@ -18,6 +18,7 @@ BUCKET_GROWTH = 1.1
 # 405 buckets at most, whatever is added.
 LEAST_VALUE = 1e-9
 LARGEST_VALUE = 3.2e7
+_LOG_GROWTH = math.log(BUCKET_GROWTH)
 _LEAST_BUCKET = 0
 _LARGEST_BUCKET = math.ceil(math.log(LARGEST_VALUE / LEAST_VALUE, BUCKET_GROWTH))
 
@@ -60,8 +61,23 @@ class AgedAverage:
 
     def add(self, value: float, weight: float, now_s: float) -> None:
         """Count `value` as `weight` samples. What is not finite, or weighs nothing, is left out."""
-        if math.isfinite(value) and math.isfinite(weight) and weight > 0:
-            self._add(value, weight, now_s)
+        if not (0 < weight < math.inf and -math.inf < value < math.inf):
+            return
+        # West 1979, with every weight so far multiplied by what is left of it.
+        if now_s > self._at_s:
+            if self._weight:
+                left = _left(now_s - self._at_s, self.half_life_s)
+                self._weight *= left
+                self._squared_weights *= left * left
+                self._deviation *= left
+            self._at_s = now_s
+        before = self._weight
+        self._weight = total = before + weight
+        self._squared_weights += weight * weight
+        step = value - self._centre
+        share = weight / total
+        self._centre += step * share
+        self._deviation += before * share * step * step  # in this form rounding never makes it negative
 
     def mean(self, now_s: float) -> float:
         """0 without samples."""
@@ -96,22 +112,6 @@ class AgedAverage:
         self._deviation = state.variance * state.weight
         self._squared_weights = state.weight**2 / state.effective if state.effective > 0 else 0.0
 
-    def _add(self, value: float, weight: float, now_s: float) -> None:
-        # West 1979, with every weight so far multiplied by what is left of it.
-        if now_s > self._at_s:
-            left = _left(now_s - self._at_s, self.half_life_s) if self._weight else 1.0
-            self._weight *= left
-            self._squared_weights *= left * left
-            self._deviation *= left
-            self._at_s = now_s
-        before = self._weight
-        self._weight += weight
-        self._squared_weights += weight * weight
-        step = value - self._centre
-        share = weight / self._weight
-        self._centre += step * share
-        self._deviation += before * share * step * step  # in this form rounding never makes it negative
-
 
 class AgedMean(AgedAverage):
     """Mean and spread of positive values by their logarithms, as times have them: one run that takes ten times as
@@ -144,7 +144,7 @@ class AgedQuantiles:
 
     def add(self, value: float, weight: float, now_s: float) -> None:
         """Count `value` as `weight` samples. What is not finite, or weighs nothing, is left out."""
-        if not (math.isfinite(value) and math.isfinite(weight) and weight > 0):
+        if not (0 < weight < math.inf and -math.inf < value < math.inf):
             return
         if self._from_s is None:
             self._from_s = self._at_s = now_s
@@ -207,7 +207,7 @@ def _left(passed_s: float, half_life_s: float) -> float:
 def _bucket_of(value: float) -> int:
     if value <= LEAST_VALUE:
         return _LEAST_BUCKET
-    return min(math.ceil(math.log(value / LEAST_VALUE) / math.log(BUCKET_GROWTH)), _LARGEST_BUCKET)
+    return min(math.ceil(math.log(value / LEAST_VALUE) / _LOG_GROWTH), _LARGEST_BUCKET)
 
 
 def _edge_of(bucket: int) -> float:

@@ -20,12 +20,14 @@ Mode = Literal["off", "on"]
 Verdict = Literal["better", "worse", "no difference shown", "too few rounds"]
 
 # A figure of which there is one value a round (what the whole work took) differs the same way in n rounds by chance
-# alone with a probability of 2^(1-n), and the interval of such values always excludes 1: 3 % with six rounds, 25 %
-# with three.
-LEAST_ROUNDS = 6
+# alone with a probability of 2^(1-n), and the interval of such values always excludes 1: 25 % with three rounds, and
+# 0.4 % with nine, which is about what is left to each of the seven figures.
+LEAST_ROUNDS = 9
+# Of all intervals together (Bonferroni): with 95 % for each of seven figures, one in four reports without any
+# difference would tell of one.
 CONFIDENCE = 0.95
-# The ends of the interval are then right to about a tenth of its width.
-RESAMPLES = 2000
+# Some dozen of them then lie beyond either end of an interval.
+RESAMPLES = 4000
 BLOCKS_A_ROUND = 4
 
 
@@ -52,7 +54,7 @@ class Block(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Interval(msgspec.Struct, frozen=True, kw_only=True):
-    """A ratio on/off, and where it lies with a confidence of `CONFIDENCE`."""
+    """A ratio on/off, and where it lies: all intervals of a comparison are right together with `CONFIDENCE`."""
 
     low: float
     value: float
@@ -94,15 +96,17 @@ def attribute(blocks: Sequence[Block], *, seed: int = 0, resamples: int = RESAMP
     count = len(blocks) // BLOCKS_A_ROUND
     rounds = [blocks[number * BLOCKS_A_ROUND : (number + 1) * BLOCKS_A_ROUND] for number in range(count)]
     seen = [block for one in rounds for block in one]
+    out = (1 - CONFIDENCE) / (len(_FIGURES) + 1) / 2
     figures = []
     for name, unit, values in _FIGURES:
         off = [value for block in seen if block.mode == "off" for value in values(block).values()]
         on = [value for block in seen if block.mode == "on" for value in values(block).values()]
         if off and on:
-            effects = [_effects(one, values) for one in rounds]
+            effects = [effect for one in rounds if (effect := _effects(one, values))]
             chance = random.Random(seed)  # noqa: S311 - statistics, no secrets
-            figures.append(_figure(off, on, effects, name=name, unit=unit, chance=chance, resamples=resamples))
-    tails = _tail(rounds, random.Random(seed), resamples)  # noqa: S311 - statistics, no secrets
+            drawn = [statistics.median(_resample(effects, chance)) for _ in range(resamples if effects else 0)]
+            figures.append(_figure(off, on, effects, drawn, name=name, unit=unit, out=out))
+    tails = _tail(rounds, random.Random(seed), resamples, out)  # noqa: S311 - statistics, no secrets
     on_s = sum(block.took_s for block in seen if block.mode == "on")
     return Attribution(
         rounds=count,
@@ -174,32 +178,23 @@ def _figure(
     off: list[float],
     on: list[float],
     effects: list[list[float]],
+    drawn: list[float],
     *,
     name: str,
     unit: str,
-    chance: random.Random,
-    resamples: int,
+    out: float,
 ) -> Figure:
-    known = [round_ for round_ in effects if round_]
-    if not known:
-        return Figure(
-            name=name,
-            unit=unit,
-            off=statistics.median(off),
-            on=statistics.median(on),
-            ratio=None,
-            verdict="too few rounds",
-        )
-    value = math.exp(statistics.median(effect for round_ in known for effect in round_))
-    drawn = [math.exp(statistics.median(_resample(known, chance))) for _ in range(resamples)]
-    ratio = _interval(value, drawn)
+    ratio = None
+    if effects:
+        value = math.exp(statistics.median(effect for round_ in effects for effect in round_))
+        ratio = _interval(value, list(map(math.exp, drawn)), out)
     return Figure(
         name=name,
         unit=unit,
         off=statistics.median(off),
         on=statistics.median(on),
         ratio=ratio,
-        verdict=_verdict(ratio, len(known)),
+        verdict=_verdict(ratio, len(effects)) if ratio is not None else "too few rounds",
     )
 
 
@@ -211,7 +206,7 @@ def _resample(rounds: list[list[float]], chance: random.Random) -> list[float]:
     return found
 
 
-def _tail(rounds: Sequence[Sequence[Block]], chance: random.Random, resamples: int) -> list[Figure]:
+def _tail(rounds: Sequence[Sequence[Block]], chance: random.Random, resamples: int, out: float) -> list[Figure]:
     """The 95th percentile of whole requests, which a median says nothing of."""
     by_round = [
         {mode: [v for block in one if block.mode == mode for v in _whole(block).values()] for mode in ("off", "on")}
@@ -231,7 +226,7 @@ def _tail(rounds: Sequence[Sequence[Block]], chance: random.Random, resamples: i
     for _ in range(resamples):
         drawn = chance.choices(by_round, k=len(by_round))
         samples.append(tail(drawn, "on") / tail(drawn, "off"))
-    ratio = _interval(on / off, samples)
+    ratio = _interval(on / off, samples, out)
     verdict = _verdict(ratio, len(by_round))
     return [Figure(name="whole request, p95", unit="s", off=off, on=on, ratio=ratio, verdict=verdict)]
 
@@ -241,9 +236,9 @@ def _p95(values: list[float]) -> float:
     return sorted(values)[math.ceil(0.95 * len(values)) - 1]
 
 
-def _interval(value: float, drawn: list[float]) -> Interval:
+def _interval(value: float, drawn: list[float], out: float) -> Interval:
+    """`out` is the share of `drawn` beyond either end."""
     ordered = sorted(drawn)
-    out = (1 - CONFIDENCE) / 2
     low = ordered[math.floor(out * (len(ordered) - 1))]
     high = ordered[math.ceil((1 - out) * (len(ordered) - 1))]
     return Interval(low=min(low, value), value=value, high=max(high, value))

@@ -14,6 +14,9 @@ from magnitude.policy.situation import Part
 # What did not win is tried again after so many half-lives: by then the figures that spoke against it count for a
 # quarter, or a sixteenth.
 EVEN_FOR, LOST_FOR = 2.0, 4.0
+# What did not win again and again is waited for twice as long each time, up to so many times as long: probes take
+# energy, and nothing says that it will win the next time.
+MOST_PATIENCE = 16.0
 # A choice that the guard took back is left alone for longer than any other.
 REVERTED_FOR = 16.0
 # The longest a part keeps what it has, however often it went to and fro: so much patience costs at most an hour of
@@ -25,6 +28,9 @@ RECENT_WEIGHT = 8.0
 # Half of the processor gone makes a run take half as long again at least (docs/performance.md); a warm board up to a
 # third. Less than this changes no ranking worth a new comparison.
 DRIFT = math.log(1.25)
+# A neighbour that comes and goes within less is noise: comparisons are of ratios and go on through it. Where every
+# level were followed, none would come to an end (seen on a machine that eight others shared).
+DRIFT_AGAIN_S = 300.0
 
 
 class Costs:
@@ -48,7 +54,9 @@ class Costs:
         """Whether the last seconds are at another level than all of it."""
         if self.recent.weight(now_s) < RECENT_WEIGHT:
             return False
-        return abs(math.log(self.recent.mean(now_s) / self.level.mean(now_s))) > DRIFT
+        # Two standard errors of what was seen lately: under noise the level itself is not known better.
+        sure = DRIFT + 2.0 * self.recent.std / math.sqrt(max(1.0, self.recent.effective))
+        return abs(math.log(self.recent.mean(now_s) / self.level.mean(now_s))) > sure
 
     def begin_anew(self, now_s: float) -> None:
         """Only the last seconds still count."""
@@ -87,7 +95,9 @@ class Contest:
         self._returns = 0
         self._switched = False
         self._restored = False
+        self._drifted_s = -math.inf
         self._rejected: dict[Choice, str] = {}
+        self._lost: dict[Choice, int] = {}
 
     def observe(self, choice: Choice, cost_s: float, runs: int, total_s: float, now_s: float) -> bool:
         """Runs by `choice`. True when the level of the chosen one has moved, so that old comparisons say nothing."""
@@ -96,9 +106,11 @@ class Contest:
         self.busy.add(1.0, total_s, now_s)
         costs = self.costs.setdefault(choice, Costs(self._rules.half_life_s))
         costs.add(cost_s, 1.0, now_s)
-        if choice != self.chosen or not costs.drifted(now_s):
+        if choice != self.chosen or now_s < self._drifted_s + DRIFT_AGAIN_S or not costs.drifted(now_s):
             return False
+        self._drifted_s = now_s
         costs.begin_anew(now_s)
+        self._lost.clear()
         for other in [other for other in self.costs if other != self.chosen]:
             del self.costs[other]
         self.dismissed = {
@@ -155,7 +167,10 @@ class Contest:
 
     def keep(self, challenger: Choice, ratio: float, *, lost: bool, reason: str, now_s: float) -> None:
         """The challenger did not win."""
-        self._dismiss(challenger, LOST_FOR if lost else EVEN_FOR, ratio, reason, now_s)
+        before = self._lost.get(challenger, 0)
+        self._lost[challenger] = before + 1
+        patience = min(MOST_PATIENCE, 2.0**before)
+        self._dismiss(challenger, (LOST_FOR if lost else EVEN_FOR) * patience, ratio, reason, now_s)
 
     def restore(self, entry: Entry, now_s: float, rules: Rules) -> None:
         """Go on from what was known before. Old samples weigh at most a window, so that new ones soon count more."""

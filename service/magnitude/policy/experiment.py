@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Literal
 
+from msgspec.structs import replace
+
 from magnitude.policy.contest import Contest
 from magnitude.policy.duel import Duel
 from magnitude.policy.learned import Choice
@@ -18,10 +20,18 @@ Purpose = Literal["try", "watch"]
 # Rounds of one probe. A probe should be over before a request comes: ten decode steps by two sessions take 0.3 s with
 # the embedded model, five pieces of a prompt 3.5 s.
 DECODE_ROUNDS, PIECE_ROUNDS = 10, 5
+# A request that comes waits for the run that is being probed: a piece is made smaller until it takes no longer than
+# this, or has as few tokens as a piece beside answers.
+PROBE_RUN_S, LEAST_PIECE = 0.5, 32
 # Text of an encoder that is probed: a sentence or two.
 ENCODE_TOKENS = 64
-# Times of both sides from reports further apart than this are not of the same moment: two reports' distance.
-PAIR_S = 1.2
+# Times of both sides from reports further apart than this are not of the same moment: two reports' distance. Where a
+# run itself takes seconds (a piece of a prompt on a small board), so many runs' time: prompts do not follow one
+# another at once.
+PAIR_S, PAIR_RUNS = 1.2, 10.0
+# A report holds one run or two where runs take longer than this: then both sides take turns, since every pair costs
+# a run of either side anyway, and a comparison would take hours.
+SLOW_RUN_S = 0.4
 # A comparison that has not come to an end by then (its situation does not come back) makes room for others.
 GIVE_UP_S = 1800.0
 # What trials may have cost before anything has been computed that they could be a share of.
@@ -38,7 +48,8 @@ class Experiment:
         self.first_sample_s: float | None = None
         self.probe: Probe | None = None  # under way
         self.duel = Duel(contest.chosen, challenger, window=rules.window, least_gain=rules.least_gain, begun_s=now_s)
-        self._seen: dict[Choice, tuple[float, float, float]] = {}  # cost, moment and seconds of the last report
+        # Cost, moment and seconds of the last report, and of a run of it.
+        self._seen: dict[Choice, tuple[float, float, float, float]] = {}
 
     @property
     def live(self) -> bool:
@@ -53,21 +64,30 @@ class Experiment:
             f"{duel.incumbent.choice_id}, {duel.samples} pairs so far"
         )
 
-    def next_probe(self) -> Probe:
+    def next_probe(self, now_s: float) -> Probe:
         duel, contest = self.duel, self.contest
+        choices = (duel.incumbent, duel.challenger)
+        costs = contest.costs.get(duel.incumbent)
+        if self.live and duel.incumbent.chunk and costs is not None:
+            fitting = int(PROBE_RUN_S / cost_s) if (cost_s := costs.cost_s(now_s)) > 0 else LEAST_PIECE
+            chunk = min(duel.incumbent.chunk, max(LEAST_PIECE, fitting))
+            choices = (replace(duel.incumbent, chunk=chunk), replace(duel.challenger, chunk=chunk))
         fields = dict(part.split("=", 1) for part in contest.key.split())
         return Probe(
             part=contest.part,
             key=contest.key,
-            choices=(duel.incumbent, duel.challenger),
+            choices=choices,
             rows=int(float(fields.get("rows", "1"))),
-            tokens=duel.incumbent.chunk if contest.part == "prefill" else ENCODE_TOKENS,
+            tokens=choices[0].chunk if contest.part == "prefill" else ENCODE_TOKENS,
             rounds=DECODE_ROUNDS if contest.part == "decode" else PIECE_ROUNDS,
         )
 
     def trial(self, every: int) -> Trial | None:
-        session = self.duel.challenger.session
-        return Trial(part=self.contest.part, session=session, every=every) if session is not None else None
+        duel = self.duel
+        session, seen = duel.challenger.session, self._seen.get(duel.incumbent)
+        if session is None:
+            return None
+        return Trial(self.contest.part, session, 2 if seen is not None and seen[3] > SLOW_RUN_S else every)
 
     def probed(self, done: ProbeDone, now_s: float) -> None:
         self.probe = None
@@ -81,11 +101,13 @@ class Experiment:
         duel = self.duel
         if choice not in (duel.incumbent, duel.challenger):
             return 0.0
-        self._seen[choice] = (cost_s, now_s, runs.total_s)
+        self._seen[choice] = (cost_s, now_s, runs.total_s, runs.total_s / runs.runs)
         incumbent, challenger = self._seen.get(duel.incumbent), self._seen.get(duel.challenger)
-        if incumbent is None or challenger is None or abs(incumbent[1] - challenger[1]) > PAIR_S:
+        if incumbent is None or challenger is None:
             return 0.0
-        incumbent_s, (challenger_s, _, spent_s) = incumbent[0], challenger
+        if abs(incumbent[1] - challenger[1]) > max(PAIR_S, PAIR_RUNS * max(incumbent[3], challenger[3])):
+            return 0.0
+        incumbent_s, (challenger_s, _, spent_s, _) = incumbent[0], challenger
         lost_s = spent_s * max(0.0, 1.0 - incumbent_s / challenger_s)
         self._pair(incumbent_s, challenger_s, now_s)
         # Each report counts once: the rarer side sets the number of pairs.

@@ -12,21 +12,26 @@ from magnitude.policy.learned import Choice
 from magnitude.policy.moment import Moment, clockless
 from magnitude.policy.rules import Rules
 from magnitude.policy.session_pool import SessionPool
-from magnitude.policy.situation import Part
+from magnitude.policy.situation import Part, wider
 from magnitude.policy.table import Table, fits
 from magnitude.policy.terms import Decided, Effect, ProbeDone, RunsSeen, Trial
 
 # The engine counts as idle only then: between two requests of one client there are often some hundred milliseconds,
 # and a probe that gives way at once has still cost its first run.
 IDLE_S = 2.0
-# Probes take this share of idle time at most: the rest is for the board to cool and for whoever else lives on it.
-PROBE_SHARE = 0.2
+# Probes take this share of idle time at most: the rest is for the board to cool and for whoever else lives on it. On
+# a simulated Raspberry Pi 5 that is idle for half of the time, a fifth cost a tenth of the energy as long as anything
+# was left to be tried.
+PROBE_SHARE = 0.1
 # A part that was busy for less than this is not worth an experiment yet.
 LEAST_BUSY_S = 1.0
 # So often it is looked for something to try while the engine is idle: what did not win is tried again after hours.
 LOOK_AGAIN_S = 60.0
 # After a switch: what was left had a P95 so much lower under load that the switch is taken back (`duel.MOST_P95`).
 MOST_P95_RISE = 1.2
+
+# What takes so many times as long with one number of rows or tokens does not win with another.
+HOPELESS = 1.5
 
 Challengers = Callable[[Contest, Moment], list[Choice]]
 
@@ -97,7 +102,7 @@ class Laboratory:
         due = moment.idle_s >= IDLE_S and moment.now_s >= self._next_probe_s
         ours = experiment.purpose == "try" and moment.holds(experiment.contest.part, experiment.contest.key)
         if due and ours and experiment.probe is None and duel.verdict() == "open":
-            experiment.probe = experiment.next_probe()
+            experiment.probe = experiment.next_probe(moment.now_s)
             self._probe_begun_s = moment.now_s
             effects.append(experiment.probe)
         return effects
@@ -183,6 +188,16 @@ class Laboratory:
             effects.append(Decided("kept", *told))
         return True
 
+    def _hopeless(self, contest: Contest, challenger: Choice, now_s: float) -> bool:
+        """Whether it has lost so clearly against the same choice, with other rows or tokens, that it cannot win
+        here."""
+        for near in wider(contest.key):
+            other = self._table.get(contest.part, near)
+            lost = other.dismissed.get(challenger) if other is not None and other.chosen == contest.chosen else None
+            if lost is not None and now_s < lost.until_s and lost.ratio > HOPELESS:
+                return True
+        return False
+
     def _at_other_clocks(self, contest: Contest) -> list[Contest]:
         return [other for other in self._table if other is not contest and _alike(other, contest)]
 
@@ -202,6 +217,8 @@ class Laboratory:
                 if session is None or not fits(challenger, moment.board):
                     continue
                 if not contest.may_try(challenger, now_s) or self._pool.barred(session, now_s):
+                    continue
+                if self._hopeless(contest, challenger, now_s):
                     continue
                 names = (contest.chosen.choice_id, challenger.choice_id)
                 effects.append(Decided("trial", contest.part, contest.key, *names, "compared side by side"))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from typing import Literal
 
 import msgspec
@@ -63,7 +64,8 @@ def key_of(part: Part, at: Situation) -> str:
             return f"task={at.task} heat={at.heat} memory={at.memory} supply={at.supply}"
 
 
-def wider(key: str) -> list[str]:
+@functools.lru_cache(maxsize=512)
+def wider(key: str) -> tuple[str, ...]:
     """Keys of situations near `key`, the nearest first: what was learned there is better than nothing.
 
     Clock first: the same choice is mostly best at another clock. Then rows or tokens. Never other cores: what is
@@ -78,7 +80,7 @@ def wider(key: str) -> list[str]:
             here = float(fields[name])
             near = sorted(edges, key=lambda edge: (abs(edge - here), edge))
             found += [_with(fields, **{name: f"{edge:g}"}) for edge in near]
-    return [other for other in dict.fromkeys(found) if other != key]
+    return tuple(other for other in dict.fromkeys(found) if other != key)
 
 
 def _with(fields: dict[str, str], **changed: str) -> str:

@@ -331,7 +331,7 @@ class Dispatcher:
             close=self._closed,
             withdraw=self._withdraw,
         )
-        generation.strategy_id = strategy.strategy_id
+        generation.strategy_id = self._feedback.known(strategy)
         self._submit(generation, generation.submission(known))
         return generation
 
@@ -500,7 +500,7 @@ class Dispatcher:
         self._suspicion.check(task)
         if not task.strategy_id:
             plan = self.models_served.by_name[task.model]
-            task.strategy_id = self._strategy_for(plan, submit.tokens, 0).strategy_id
+            task.strategy_id = self._feedback.known(self._strategy_for(plan, submit.tokens, 0))
         self._open[task.request_id] = task
         refused = self._decide(submit, newcomer=task.request_id)
         if refused is not None:

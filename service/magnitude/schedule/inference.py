@@ -27,6 +27,7 @@ from magnitude.governor.memory_state import MemoryState
 from magnitude.governor.power_state import PowerState
 from magnitude.governor.thermal_report import ThermalReport
 from magnitude.models.description import ModelDescription
+from magnitude.policy.field_test import FieldTest
 from magnitude.schedule.figures import ScheduleFigures
 from magnitude.schedule.pacing import Shares
 from magnitude.schedule.strategy_report import StrategyState
@@ -219,6 +220,7 @@ class ServiceState(msgspec.Struct, frozen=True, kw_only=True):
     power: PowerState = PowerState()
     pace: dict[str, Shares] = {}  # who lets the engine compute for a share of the time only; empty: nobody
     strategy: dict[str, StrategyState] = {}  # by model, how it is run
+    field_test: FieldTest = FieldTest()
     simulated_board: SimulatedState | None = None  # None: the board is real
 
 

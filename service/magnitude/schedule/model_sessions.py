@@ -8,8 +8,8 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections import Counter
-from collections.abc import Callable
-from typing import Literal
+from collections.abc import Callable, Coroutine
+from typing import Any, Literal
 
 import msgspec
 
@@ -43,7 +43,7 @@ log = logging.getLogger("magnitude.policy")
 # memory needs to be calm again.
 REFUSED_S = 30.0
 # A comparison waits so long for the engine to be idle; then its runs are taken between those of requests.
-CHECK_PATIENCE_S = 10.0
+CHECK_PATIENCE_S = 3.0
 # Engines that may die while they work on a session, or of themselves while it runs, before it is given up: one can be
 # an accident.
 DEATHS_TOLERATED = 2
@@ -88,7 +88,9 @@ class ModelSessions:
         self._dropped: set[SessionSpec] = set()  # while they are being made
         self._refused_s: dict[SessionSpec, float] = {}
         self._never: dict[SessionSpec, str] = {}
-        self._deaths: Counter[SessionSpec] = Counter()
+        self._deaths_making: Counter[SessionSpec] = Counter()  # in a row
+        self._deaths_running: Counter[SessionSpec] = Counter()
+        self._making: SessionSpec | None = None
         self._at_work: tuple[SessionSpec, ...] = ()
         self._in_use: tuple[SessionSpec, ...] = ()
         self._asked: tuple[SessionSpec | None, SessionSpec | None, TrialRuns | None] | None = None
@@ -110,18 +112,11 @@ class ModelSessions:
     def engine_down(self, loss: EngineLoss | None) -> None:
         """The sessions are gone with their engine; `loss` None: the model was unloaded."""
         self._background.cancel()
-        blamed = set(self._at_work) if loss is not None and loss.cause != "recycled" else set()
-        if loss is not None and loss.blames_request:
-            blamed |= set(self._in_use)
-        for session in blamed - {self._own}:
-            self._deaths[session] += 1
-            if self._deaths[session] >= DEATHS_TOLERATED:
-                self._give_up(
-                    session,
-                    f"{self._deaths[session]} engines died with it, the last one: {loss.reason if loss else ''}",
-                )
+        if loss is not None and loss.cause != "recycled":
+            self._count_deaths(loss)
         self._held.clear()
         self._dropped.clear()
+        self._making = None
         self._at_work = self._in_use = ()
         self._asked = None
 
@@ -137,7 +132,7 @@ class ModelSessions:
             return
         self._dropped.discard(session)
         if session not in self._held:
-            self._background.start(self._prepare(session))
+            self._start(self._prepare(session))
 
     def drop(self, session: SessionSpec) -> None:
         held = self._held.get(session)
@@ -147,10 +142,10 @@ class ModelSessions:
         self._release(session)
 
     def check(self, session: SessionSpec) -> None:
-        self._background.start(self._check(session))
+        self._start(self._check(session))
 
     def probe(self, probe: terms.Probe) -> None:
-        self._background.start(self._probe(probe))
+        self._start(self._probe(probe))
 
     def use(self, strategy: Strategy, trial: terms.Trial | None) -> None:
         """From the next run on. A session that is not there, or must not be used, is the model's own."""
@@ -184,6 +179,12 @@ class ModelSessions:
 
     # --- in the background ---
 
+    def _start(self, work: Coroutine[Any, Any, None]) -> None:
+        if self._desk.up:
+            self._background.start(work)
+        else:
+            work.close()  # it is asked for anew when there is an engine
+
     async def _prepare(self, session: SessionSpec) -> None:
         if session in self._never:
             self._tell(SessionFailed(session, self._never[session], lasting=True))
@@ -209,9 +210,10 @@ class ModelSessions:
         request_id = self._desk.next_id()
         message = PrepareSession(request_id=request_id, model=self._model, session=session)
         self._held[session] = HeldSession(session=session, bytes_=self._session_bytes, state="making")
-        self._at_work = (session,)
+        self._making = session
         answer = await self._desk.ask(message, request_id)
-        self._at_work = ()
+        self._making = None
+        del self._deaths_making[session]
         if not isinstance(answer, SessionPrepared):
             del self._held[session]
             self._refused_s[session] = self._desk.clock()
@@ -339,6 +341,17 @@ class ModelSessions:
         self._held.pop(session, None)
         self._dropped.discard(session)
         self._desk.send(ReleaseSession(request_id=self._desk.next_id(), model=self._model, session=session))
+
+    def _count_deaths(self, loss: EngineLoss) -> None:
+        """Who kills the engine from outside may do so for what making a session takes, not for what it runs."""
+        if self._making is not None:
+            self._deaths_making[self._making] += 1
+        if loss.blames_request:
+            self._deaths_running.update({*self._at_work, *self._in_use})
+        for counts in (self._deaths_making, self._deaths_running):
+            for session, deaths in counts.items():
+                if deaths >= DEATHS_TOLERATED and session not in self._never:
+                    self._give_up(session, f"{deaths} engines died with it, the last one: {loss.reason}")
 
     def _give_up(self, session: SessionSpec, reason: str) -> None:
         self._never[session] = reason

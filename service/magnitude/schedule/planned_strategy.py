@@ -16,6 +16,8 @@ def model_facts(plan: ModelPlan, variants: tuple[str, ...] = ()) -> ModelFacts:
         name=description.name,
         kind=description.kind,
         own=SessionSpec(threads=provision.threads),
+        # A model that serves on its fallback graph has no graph of this kind that could be trusted.
+        graphs=description.graphs if plan.graph_file == description.graph_file else (),
         chunk=provision.prefill_chunk,
         # The knee of its throughput, once that is measured.
         max_batch=plan.compute_slots,

@@ -13,6 +13,7 @@ from magnitude.engine.protocol import Heartbeat
 from magnitude.feedback.records import Feedback
 from magnitude.governor.memory_state import MemoryState
 from magnitude.governor.thermal_report import BoardView
+from magnitude.policy.field_test import FieldTest
 from magnitude.schedule.figures import ModelFigures, ScheduleFigures
 from magnitude.schedule.inference import ModelState, ServiceHealth, ServiceState, VariantState
 from magnitude.schedule.pacing import Shares
@@ -37,6 +38,7 @@ class Watched:
         self.board: Callable[[], BoardView] = BoardView
         self.pace: Callable[[], Mapping[str, Shares]] = dict
         self.strategies: Callable[[], Mapping[str, StrategyState]] = dict
+        self.field_test = FieldTest()
         self.simulated_board: Callable[[], SimulatedState | None] = lambda: None
 
 
@@ -146,6 +148,7 @@ def state_of(
         power=board.power,
         pace=dict(watched.pace()),
         strategy=_strategies(plans, watched.strategies()),
+        field_test=watched.field_test,
         simulated_board=watched.simulated_board(),
     )
 

@@ -57,6 +57,7 @@ class _Served:
         self.load = _IDLE
         self.allowed = True
         self.known = ""
+        self.max_batch = facts.max_batch  # as last put in force
 
 
 class Strategies:
@@ -64,8 +65,8 @@ class Strategies:
     service runs.
 
     `choose` makes what decides, `binding` says what a model's figures hold for; `loaded` whether a model is in
-    memory, `tasks` gives all open tasks, `board` how the board is (None: not seen yet). `in_force` is told a model's
-    strategy whenever another one is, `note` keeps decisions. `variants` names what may compute in a model's place,
+    memory, `tasks` gives all open tasks, `board` how the board is (None: not seen yet). `slots` lets so many
+    generations of a model run at once, `note` keeps decisions. `variants` names what may compute in a model's place,
     the smallest first. `session_memory_bytes` is the most for all further sessions (None: what is left).
     """
 
@@ -80,7 +81,7 @@ class Strategies:
         loaded: Callable[[str], bool],
         tasks: Callable[[], Iterable[OpenTask]],
         board: Callable[[], BoardSeen | None],
-        in_force: Callable[[ModelPlan, Strategy], None] = lambda plan, strategy: None,
+        slots: Callable[[str, int], None] = lambda model, generations: None,
         note: Callable[[str, Decided], None] = lambda model, decided: None,
         variants: Callable[[str], tuple[str, ...]] = lambda model: (),
         rules: Rules,
@@ -96,7 +97,7 @@ class Strategies:
         self._loaded = loaded
         self._tasks = tasks
         self._board = board
-        self._in_force = in_force
+        self._slots = slots
         self._note = note
         self._variants = variants
         self.rules = rules
@@ -104,6 +105,8 @@ class Strategies:
         self._clock = clock
         self._served: dict[str, _Served] = {}
         self._beginning: set[str] = set()
+        # By variant: the model that it stands in for, and the strategy that has named it.
+        self._named_by: dict[str, tuple[str, str]] = {}
         self._seen: BoardSeen | None = None
         self._told_s = float("-inf")
         self._load: dict[str, LoadSeen] = {}
@@ -144,18 +147,17 @@ class Strategies:
     # --- what the service sees ---
 
     def task_ended(self, task: TaskRecord) -> None:
+        """A variant's counts for the model that it stood in for as well: that one's loop has named it."""
         served = self._served.get(task.model)
-        if served is None:
-            return
-        seen = task_seen(task, task.strategy or served.loop.strategy.strategy_id)
-        if seen is None:
-            return
-        served.loop.tell(seen)
-        parent = self._served.get(served.plan.description.variant_of)
-        if parent is not None:
-            strategy = parent.loop.strategy_for(self._situation(parent, 1, 0, rows=1))
-            if strategy.variant == task.model:
-                parent.loop.tell(msgspec.structs.replace(seen, strategy_id=strategy.strategy_id))
+        if served is not None:
+            seen = task_seen(task, task.strategy or served.loop.strategy.strategy_id)
+            if seen is not None:
+                served.loop.tell(seen)
+        if (named := self._named_by.get(task.model)) is not None:
+            parent, strategy_id = named
+            seen = task_seen(task, strategy_id)
+            if seen is not None:
+                self._served[parent].loop.tell(seen)
 
     def board_looked(self) -> None:
         """The board was looked at."""
@@ -200,7 +202,10 @@ class Strategies:
         if served is None:
             return ""
         at = msgspec.structs.replace(self._situation(served, 1, 0, rows=1), task=task)
-        variant = served.loop.strategy_for(at).variant
+        strategy = served.loop.strategy_for(at)
+        variant = strategy.variant
+        if variant:
+            self._named_by[variant] = (model, strategy.strategy_id)
         # The model itself stays in memory: a second one is no relief for that.
         return "" if at.memory == "short" and not self._loaded(variant) else variant
 
@@ -235,14 +240,18 @@ class Strategies:
         served = self._served.get(model)
         if served is None:
             return None
-        loop = served.loop
+        loop, counts = served.loop, served.loop.counts()
+        delays = sum(counts.delays.values())
         return Running(
             strategy=loop.strategy,
             strategy_id=loop.strategy.strategy_id,
             in_words=loop.strategy.in_words,
             since_s=loop.since_s,
-            on=not loop.fault,
+            on=self.rules.on and not loop.fault,
             fault=loop.fault,
+            switches=sum(sum(counts.decisions.get(kind, {}).values()) for kind in ("switch", "revert", "situation")),
+            delay_s=sum(counts.delay_s.values()) / delays if delays else None,
+            cpu_s=counts.cpu_s,
         )
 
     def hold(self, hold_s: float) -> None:
@@ -336,7 +345,7 @@ class Strategies:
         loop = StrategyLoop(
             name,
             chooser,
-            in_force=lambda strategy: self._in_force(plan, strategy),
+            in_force=lambda strategy: self._put_in_force(name, strategy),
             note=self._note,
             experimenting=self._share_experiments,
             clock=self._clock,
@@ -353,6 +362,13 @@ class Strategies:
         self._hold(served)
         self._share_experiments()
         self.models_changed()
+
+    def _put_in_force(self, model: str, strategy: Strategy) -> None:
+        """The number of generations at once is the plan's own, which loading may measure anew, until it is chosen."""
+        served = self._served[model]
+        if strategy.max_batch != served.max_batch:
+            served.max_batch = strategy.max_batch
+            self._slots(model, strategy.max_batch)
 
     def _pin(self, served: _Served, pinned: Pinned | None) -> None:
         if pinned is None:

@@ -155,6 +155,7 @@ class StrategyLoop:
         self._woken_s = float("-inf")
         self._decisions: deque[tuple[float, Decided]] = deque(maxlen=SHOWN_DECISIONS)
         self._counts: dict[str, Counter[str]] = {}
+        self._unkept: list[Decided] = []
         self._trials: Counter[str] = Counter()
         self._probes: Counter[str] = Counter()
         self._delays: Counter[str] = Counter()
@@ -248,6 +249,7 @@ class StrategyLoop:
         finally:
             self._events.clear()
             self._telling = False
+            self._keep_decisions()
             self._cpu_s += self._cpu_clock() - began_s
         if self.experiments != before:
             self._experimenting()
@@ -330,7 +332,18 @@ class StrategyLoop:
         }
         level = logging.INFO if decided.kind in _LOUD else logging.DEBUG
         log.log(level, "strategy: %s", decided.kind, extra={"fields": fields})
-        self._note(self.model, decided)
+        self._unkept.append(decided)
+        if not self._telling:
+            self._keep_decisions()
+
+    def _keep_decisions(self) -> None:
+        """Once all that came with them is carried out: they are kept with what is in force after them."""
+        unkept, self._unkept = self._unkept, []
+        for decided in unkept:
+            try:
+                self._note(self.model, decided)
+            except Exception:
+                log.exception("a decision could not be kept")
 
     def _failed(self, error: Exception) -> None:
         """The service goes on as if it had never been: by the model's own session, with what is in force else."""

@@ -14,12 +14,12 @@ from magnitude.board.machine_id import read_machine_id
 from magnitude.board.profile import BoardProfile
 from magnitude.config import Settings
 from magnitude.engine.protocol import Hello
+from magnitude.policy.drift import relevant
 from magnitude.policy.dumps import Dumps
 from magnitude.policy.field_test import FieldTest, part_in
 from magnitude.policy.learned import Binding, Learned
 from magnitude.policy.optimizer import Optimizer
 from magnitude.policy.rules import ModelFacts, Rules
-from magnitude.policy.strategy import Strategy
 from magnitude.policy.terms import BoardSeen, Decided
 from magnitude.policy.tree import BoardFacts, Tree
 from magnitude.schedule.dispatcher import Dispatcher
@@ -118,7 +118,7 @@ def build_strategies(settings: Settings, state_folder: Path, around: Surrounding
             model=plan.description.name,
             model_hash=plan.description.model_hash,
             ort_version=hello.ort_version if hello is not None else "",
-            cpu_features=hello.cpu_features if hello is not None else (),
+            cpu_features=tuple(sorted(relevant(hello.cpu_features))) if hello is not None else (),
         )
 
     def choose(facts: ModelFacts, learned: Learned) -> Optimizer:
@@ -140,7 +140,7 @@ def build_strategies(settings: Settings, state_folder: Path, around: Surrounding
         board=around.board,
         rules=around.rules,
         session_memory_bytes=settings.policy.session_memory_bytes,
-        in_force=partial(_in_force, dispatcher),
+        slots=partial(_set_slots, dispatcher),
         note=around.note,
         variants=dispatcher.models_served.smaller,
     )
@@ -153,11 +153,9 @@ def build_strategies(settings: Settings, state_folder: Path, around: Surrounding
     return strategies
 
 
-def _in_force(dispatcher: Dispatcher, plan: ModelPlan, strategy: Strategy) -> None:
+def _set_slots(dispatcher: Dispatcher, model: str, generations: int) -> None:
     """Not at once: the loop may have been told in the midst of a decision about requests."""
-    if plan.kv is not None and strategy.max_batch:
-        loop = asyncio.get_running_loop()
-        loop.call_soon(dispatcher.set_compute_slots, plan.description.name, strategy.max_batch)
+    asyncio.get_running_loop().call_soon(dispatcher.set_compute_slots, model, generations)
 
 
 def _trained_tree(dumps: Dumps) -> Tree | None:

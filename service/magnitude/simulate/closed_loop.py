@@ -121,7 +121,8 @@ class _Run:
         """Up to the next event, at most to the controller's next turn."""
         board, agents = self.board, self._agents
         agents.wake(board.now_s)
-        phase = agents.phase()
+        # Errands of the engine are work to whoever governs clocks, as they are to the board.
+        phase = (self._engine.errand_phase if self._engine is not None else None) or agents.phase()
         if phase != self._phase or board.now_s >= self._ask_s - 1e-9:
             self._phase = phase
             self._control()

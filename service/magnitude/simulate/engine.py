@@ -82,17 +82,17 @@ class Errand(msgspec.Struct, frozen=True):
     tokens: int
 
 
-Scatter = Callable[[random.Random, float], float]
+Scatter = Callable[[random.Random, float, SessionSpec], float]
 
 
-def lognormal(chance: random.Random, now_s: float) -> float:
+def lognormal(chance: random.Random, now_s: float, session: SessionSpec) -> float:
     """A factor on a run's time."""
     return chance.lognormvariate(0.0, NOISE)
 
 
 class SimulatedEngine:
     """One engine with one model. `own` is the session that it was loaded with; `scatter` gives a factor on the time
-    of each run from chance and the moment. `decided` is the timeline,
+    of each run from chance, the moment and its session. `decided` is the timeline,
     `switches` how often another strategy than before was put in force."""
 
     def __init__(
@@ -155,8 +155,6 @@ class SimulatedEngine:
         if self.idle:
             self._tell_runs(now_s)
         self.tell(load, now_s)
-        if not self.idle:
-            self._end_probe(now_s, complete=False)
 
     def session(self, part: Part) -> SessionSpec:
         """Which one takes the next run of the part; where it is not there, the model's own."""
@@ -183,33 +181,37 @@ class SimulatedEngine:
             self._report_since_s = now_s
         about = tokens if tokens <= EXACT_TOKENS else 1 << (tokens - 1).bit_length()
         before, total_s = self._report.get((part, session, rows, about), (0, 0.0))
-        total_s += run_s * sum(self._factor(now_s) for _ in range(runs))
+        total_s += run_s * sum(self._scatter(self._chance, now_s, session) for _ in range(runs))
         self._report[part, session, rows, about] = before + runs, total_s
         if now_s - self._report_since_s >= REPORT_S:
             self._tell_runs(now_s)
 
-    def task_over(self, run_s: float, units: int, now_s: float, *, failed: bool = False) -> None:
-        self.tell(TaskSeen(self._strategy.strategy_id, run_s, units, failed), now_s)
+    def task_over(
+        self, run_s: float, units: int, now_s: float, *, failed: bool = False, strategy: Strategy | None = None
+    ) -> None:
+        """`strategy`: the task's own, where it is not what is in force."""
+        self.tell(TaskSeen((strategy or self._strategy).strategy_id, run_s, units, failed), now_s)
 
     def errand(self, now_s: float) -> Errand | None:
-        """What the engine would do now instead of resting, or although others wait."""
-        if self._checks and (self.idle or now_s - self._checks[0].since_s >= CHECK_WAIT_S):
+        """What the engine does next instead of resting, or between the runs of others. Work ends a probe."""
+        if not self.idle:
+            self._end_probe(now_s, complete=False)
+        if self._checks and (self.idle or now_s >= self._checks[0].due_s):
             check = self._checks[0]
             return Errand("check", "prefill", check.sessions[check.done % 2], 1, CHECK_TOKENS)
-        if self._probe is not None and self.idle:
-            return self._probe.next()
-        return None
+        return self._probe.next() if self._probe is not None else None
 
     def errand_done(self, errand: Errand, run_s: float, now_s: float) -> None:
         """The errand's run is over, in `run_s` but for chance."""
         if errand.purpose == "check":
             check = self._checks[0]
             check.done += 1
+            check.due_s = max(check.due_s, now_s + run_s)
             if check.done == 2 * CHECK_PIECES:
                 self._checks.pop(0)
                 self.tell(SessionChecked(Verified(session=check.sessions[0], passed=True, equal=True)), now_s)
         elif self._probe is not None:
-            self._probe.seconds.append(run_s * self._factor(now_s))
+            self._probe.seconds.append(run_s * self._scatter(self._chance, now_s, errand.session))
             if self._probe.rounds == self._probe.probe.rounds:
                 self._end_probe(now_s, complete=True)
 
@@ -219,13 +221,11 @@ class SimulatedEngine:
         if self.loop.wake_s is not None:
             times.append(self.loop.wake_s)
         if self._checks and not self.idle:
-            times.append(self._checks[0].since_s + CHECK_WAIT_S)
+            times.append(self._checks[0].due_s)
         return max(0.0, min(times, default=float("inf")) - now_s)
 
     def advance(self, now_s: float) -> None:
         """Time has come to `now_s`."""
-        if not self.idle:
-            self._end_probe(now_s, complete=False)  # it was asked for although something is open
         for session, due_s in list(self._coming.items()):
             if due_s <= now_s + 1e-9:
                 del self._coming[session]
@@ -277,9 +277,6 @@ class SimulatedEngine:
             chunk = self._strategy.prefill_chunk if part == "prefill" else 0
             self.tell(RunsSeen(part, session, rows, tokens, runs, total_s, chunk), now_s)
 
-    def _factor(self, now_s: float) -> float:
-        return self._scatter(self._chance, now_s)
-
 
 def in_words(decided: Decided) -> str:
     """One line of the timeline."""
@@ -292,7 +289,8 @@ class _Check:
 
     def __init__(self, sessions: tuple[SessionSpec, SessionSpec], since_s: float) -> None:
         self.sessions = sessions
-        self.since_s = since_s
+        # Beside other work: not at once, and then for half of the time.
+        self.due_s = since_s + CHECK_WAIT_S
         self.done = 0
 
 

@@ -62,15 +62,22 @@ class EngineRuns:
         """Whether the work is the agents'."""
         return self._errand is None
 
+    @property
+    def errand_phase(self) -> Phase | None:
+        """What the engine is at for itself."""
+        if self._errand is None:
+            return None
+        return "decode" if self._errand.part == "decode" else "prefill"
+
     def work(self, duties: Mapping[Phase, float]) -> Work:
         """What the board has to do now: the agents' work, or the engine's own."""
         agents, engine, now_s = self._agents, self.engine, self._board.now_s
         engine.see_load(LoadSeen(decoding=agents.writing, entering=agents.reading, waiting=agents.waiting), now_s)
-        errand = engine.errand(now_s)
-        if errand != self._errand:
-            self._errand, self._errand_left = errand, 1.0
-        if errand is not None:
-            return self._errand_work(errand)
+        if self._errand is None:
+            # A run that has begun is brought to its end, whoever comes.
+            self._errand, self._errand_left = engine.errand(now_s), 1.0
+        if self._errand is not None:
+            return self._errand_work(self._errand)
         prefill, decode = (_pool(engine.session(part)) for part in ("prefill", "decode"))
         pools: dict[Phase, Pool] = {"idle": prefill, "prefill": prefill, "decode": decode, "mixed": prefill}
         return agents.work(pools, duties, decode)
@@ -167,7 +174,7 @@ class EngineRuns:
     def _errand_work(self, errand: Errand) -> Work:
         pool = _pool(errand.session)
         return Work(
-            phase="decode" if errand.part == "decode" else "prefill",
+            phase=self.errand_phase or "idle",
             threads=pool.threads,
             cpus=pool.cpus,
             rows=errand.rows,

@@ -38,7 +38,6 @@ _COLUMNS = {
     "heat": "string",
     "memory": "string",
     "supply": "string",
-    "throttled": "boolean",
 }
 COLUMNS: dict[str, str] = {name: kind.rstrip("!") for name, kind in _COLUMNS.items()}
 REQUIRED: tuple[str, ...] = tuple(name for name, kind in _COLUMNS.items() if kind.endswith("!"))

@@ -42,10 +42,10 @@ from magnitude.training.costs import TrainingRules, log_cost
 SHARES = (0.25, 0.5, 0.75, 1.0)
 # Rules that differ by less in a situation are equally good there.
 ALIKE = 0.01
-# A tree is for people and for boards nobody has seen: few comparisons, each resting on a tenth of all boards' work.
+# A tree is for people and for boards nobody has seen: few comparisons, each side resting on two situations at least.
 MOST_LEAVES = 6
 DEEPEST = 3
-LEAST_SHARE = 0.1
+LEAST_EXAMPLES = 2
 # What a rule is charged where it was never tried: more than rules mostly differ, so that a leaf's rule is one that
 # was tried in most of it.
 UNTRIED = 0.5
@@ -71,10 +71,8 @@ def facts_of(model: ServedModel) -> BoardFacts:
     """The board as records tell it: by its profile where it has one, else by how the model was loaded, which is with
     a thread for each of the cores on which graphs run fastest together."""
     cores = max((round(cell.cores) for cell in model.cells), default=0)
-    # A simulated board has its profile's ceilings, whatever its figures are called.
-    name = model.board.removeprefix("simulated-")
-    if name in profile_names():
-        profile = load_profile(name)
+    if model.board in profile_names():
+        profile = load_profile(model.board)
         return facts_of_board(profile, [cpu for cluster in profile.clusters for cpu in cluster.cpus])
     return BoardFacts(big_cores=max(1, model.own_threads), cores=max(1, model.own_threads, cores))
 
@@ -194,7 +192,7 @@ def grown(part: TreePart, leaves: Sequence[Leaf], examples: Sequence[Example], s
             labels.append(int(rule))
             weights.append(example.weight * (at_stake + 1e-6) / len(good))
     classifier = DecisionTreeClassifier(
-        max_leaf_nodes=MOST_LEAVES, max_depth=DEEPEST, min_weight_fraction_leaf=LEAST_SHARE, random_state=seed
+        max_leaf_nodes=MOST_LEAVES, max_depth=DEEPEST, min_samples_leaf=LEAST_EXAMPLES, random_state=seed
     )
     # A feature that no board has told would be "missing" everywhere, which is nothing to compare by.
     told = [column for column in range(len(names)) if np.isfinite(points[:, column]).any()]
@@ -251,9 +249,15 @@ def _leaf(leaves: Sequence[Leaf], examples: Sequence[Example]) -> Leaf:
     costs = np.array([np.nan_to_num(example.log_costs, nan=UNTRIED) for example in examples])
     weights = np.array([example.weight for example in examples])
     mean = weights @ costs / weights.sum()
-    # Of rules that are alike the one nearest to the default: all big cores, pieces as configured.
-    alike = [rule for rule in range(len(leaves)) if mean[rule] <= mean.min() + ALIKE / 10]
-    best = min(alike, key=lambda rule: (leaves[rule].chunk, leaves[rule].of == "all", -leaves[rule].threads_share))
+    # On boards of two big cores a quarter and a half of them are the same: the rule nearer to the default is meant.
+    best = min(
+        range(len(leaves)),
+        key=lambda rule: (round(float(mean[rule]), 6), leaves[rule].chunk, -leaves[rule].threads_share),
+    )
+    # What saves next to nothing is not worth another session: all big cores, pieces as configured.
+    default = leaves.index(Leaf())
+    if mean[default] <= mean[best] + ALIKE:
+        best = default
     tried = sum(bool(np.isfinite(example.log_costs[best])) for example in examples)
     uses = [example.features.bandwidth_use for example in examples if example.features.bandwidth_use is not None]
     saved = f"saves {1.0 - math.exp(float(mean[best])):.0%}" if mean[best] < -ALIKE else "nothing saves more"

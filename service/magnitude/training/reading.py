@@ -29,7 +29,6 @@ _ARROW = {
     "string": pa.string(),
     "int64": pa.int64(),
     "float64": pa.float64(),
-    "boolean": pa.bool_(),
 }
 SCHEMA = pa.schema([(name, _ARROW[kind]) for name, kind in COLUMNS.items()])
 
@@ -100,14 +99,15 @@ def read_records(paths: Sequence[Path], *, board: str = "") -> Records:
 
 def export_parquet(records: Records, path: Path) -> int:
     """Write all of it into one Parquet file, for a fleet to collect; the number of rows. Raises `MagnitudeError`."""
+    import duckdb
+
     try:
-        rows = records.backend.to_pyarrow(records.table)
-        pq.write_table(rows, path, compression="zstd")
-    except OSError as error:
+        records.backend.to_parquet(records.table, path, compression="zstd")
+    except (duckdb.Error, OSError) as error:
         raise MagnitudeError(
-            f"{path} cannot be written: {error.strerror or error}", hint="Name a file in a folder that you may write"
+            f"{path} cannot be written: {_reason(error)}", hint="Name a file in a folder that you may write"
         ) from error
-    return int(rows.num_rows)
+    return int(pq.read_metadata(path).num_rows)
 
 
 class _Unreadable(Exception):
@@ -190,5 +190,8 @@ def _flat(table: ir.Table) -> ir.Table:
 def _skipped(path: Path, error: Exception) -> Skipped:
     if isinstance(error, MagnitudeError):
         return Skipped(path=str(path), why=error.message, hint=error.hint)
-    reason = getattr(error, "strerror", None) or str(error).strip().splitlines()[0]
-    return Skipped(path=str(path), why=reason, hint="Copy the file anew, or leave it out")
+    return Skipped(path=str(path), why=_reason(error), hint="Copy the file anew, or leave it out")
+
+
+def _reason(error: Exception) -> str:
+    return str(getattr(error, "strerror", None) or str(error).strip().splitlines()[0])

@@ -27,7 +27,6 @@ _TASKS = (
     "prefill_s",
     "decode_s",
     "batch",
-    "throttled",
     "strategy",
 )
 # The situation that a strategy was chosen for.
@@ -102,7 +101,6 @@ def _read(connection: sqlite3.Connection, schema: pa.Schema) -> pa.Table:
         served = [plans.get(plan, _Served()) for plan in values["plan"]]
         flat: dict[str, Any] = {name: values[name] for name in (*_TASKS, *_CHOSEN)}
         flat |= {
-            "throttled": [None if value is None else bool(value) for value in values["throttled"]],
             "settings": [settings.get(strategy) for strategy in values["strategy"]],
             "board": [plan.board or None for plan in served],
             "model_hash": [plan.model_hash or None for plan in served],

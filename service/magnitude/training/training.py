@@ -6,6 +6,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
+from magnitude.errors import MagnitudeError
 from magnitude.policy.trained import Gain, Loss, ModelTable, Proof, Trained
 from magnitude.policy.tree import Tree, default_tree
 from magnitude.training.cells import Fleet, ServedModel
@@ -14,6 +15,12 @@ from magnitude.training.costs import TrainingRules
 from magnitude.training.growing import grow
 from magnitude.training.tree_proof import prove_tree
 from magnitude.training.validation import prove_table
+
+
+class NothingLearned(MagnitudeError):
+    """There is neither a table nor a tree to ship."""
+
+    code = "training_refused"
 
 
 def train(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from types import TracebackType
 
 from magnitude.engine.message import Message
@@ -18,6 +19,8 @@ from magnitude.supervise.loss import EngineLoss
 LOAD_WITHIN_S = 600.0
 # Any other answer: the longest is a session of a large model.
 ANSWER_WITHIN_S = 600.0
+# A process that was killed gives its memory back before it is gone: a second for a gigabyte on a small board.
+ENDS_WITHIN_S = 10.0
 
 
 class LoneEngine:
@@ -30,6 +33,7 @@ class LoneEngine:
         self._answers: dict[int, asyncio.Future[ToService]] = {}
         self._next_id = 0
         self._lost = ""
+        self._ended = asyncio.Event()
 
     async def __aenter__(self) -> LoneEngine:
         try:
@@ -58,8 +62,11 @@ class LoneEngine:
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        if self._engine is not None and not self._engine.ended:
-            self._engine.kill()
+        if self._engine is not None:
+            if not self._engine.ended:
+                self._engine.kill()
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(self._ended.wait(), ENDS_WITHIN_S)
         if self.plan.kv is not None:
             self.plan.kv.close()
 
@@ -103,6 +110,7 @@ class LoneEngine:
 
     def engine_ended(self, engine: ConnectedEngine, loss: EngineLoss) -> None:
         self._lost = loss.reason
+        self._ended.set()
         error: MagnitudeError = EngineError(
             f"the engine was lost: {loss.reason}", hint="See its last lines above; free memory if it was killed"
         )

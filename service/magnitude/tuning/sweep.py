@@ -26,6 +26,9 @@ STAGES: tuple[Stage, ...] = ("memory", "threads", "fusion", "pieces")
 # Pairs that are compared. Fewer than the loop's window while it serves: nothing else runs, so that times scatter by a
 # few per cent, and a sweep over a dozen sessions should be over in minutes.
 PAIRS = 24
+# Standard errors that must lie between a ratio and what it has to reach: of forty comparisons of equal ways one looks
+# better by accident.
+SURE = 2.0
 # Rows that decode together, and the pieces in which prompts enter: alone, and beside answers.
 ROWS = (1, 2, 4)
 SMALL_PIECE = 32
@@ -83,17 +86,19 @@ class Sweep:
         found: list[Step] = []
         for part, key, rows, tokens in self.situations():
             best = base = self._base(part)
+            tried = {base}
             # Another size of pieces is the request's; beside answers their time limit decides.
             for stage in STAGES if tokens == self._facts.chunk else STAGES[:-1]:
                 steps = [
                     Step(stage=stage, part=part, key=key, base=base, challenger=other, rows=rows, tokens=tokens)
                     for other in self._challengers(stage, part, best)
-                    if other != base
+                    if other not in tried
                 ]
                 found += steps
+                tried |= {step.challenger for step in steps}
                 if any(step not in self.compared for step in steps):
                     break
-                best = self._best([base, best, *(step.challenger for step in steps)], part, key)
+                best = self._best(tried, part, key)
         return found
 
     def situations(self) -> list[tuple[Part, str, int, int]]:
@@ -121,7 +126,7 @@ class Sweep:
             mine = [one for one in self._of(part, key) if not one.refused]
             if not mine:
                 continue
-            chosen = self._best([base, *(one.step.challenger for one in mine)], part, key)
+            chosen = self._best({base, *(one.step.challenger for one in mine)}, part, key)
             base_s = math.exp(sum(math.log(one.base_s) for one in mine) / len(mine))
             evidence = [Evidence(choice=base, cost_s=base_s, p95_s=base_s, weight=float(len(mine) * PAIRS))]
             evidence += [
@@ -153,12 +158,15 @@ class Sweep:
     def _base(self, part: Part) -> Choice:
         return Choice(session=self._facts.own, chunk=self._facts.chunk if part == "prefill" else 0)
 
-    def _best(self, choices: Sequence[Choice], part: Part, key: str) -> Choice:
+    def _best(self, choices: Iterable[Choice], part: Part, key: str) -> Choice:
         """The knee: of all that are within the least gain of the fastest the one with the fewest threads, the least
-        memory kept, and the model's own graph."""
-        ratios = {choice: self.ratio(choice, part, key) for choice in choices}
-        limit = min(ratios.values()) / (1.0 - self._least_gain)
+        memory kept, and the model's own graph. What is not surely better than the base does not count."""
         base = self._base(part)
+        ratios = {choice: self.ratio(choice, part, key) for choice in choices}
+        ratios = {
+            choice: ratio for choice, ratio in ratios.items() if choice == base or self._better(choice, part, key)
+        }
+        limit = min(ratios.values()) / (1.0 - self._least_gain)
 
         def modesty(choice: Choice) -> tuple[int, bool, bool, bool, float]:
             session = choice.session
@@ -167,6 +175,16 @@ class Sweep:
             return (session.threads, *odd, ratios[choice])
 
         return min((choice for choice in ratios if ratios[choice] <= limit), key=modesty)
+
+    def _better(self, choice: Choice, part: Part, key: str) -> bool:
+        """Whether it is surely faster than the base by the least gain; with fewer threads by anything."""
+        known = next(one for one in self._of(part, key) if one.step.challenger == choice)
+        if known.refused:
+            return False
+        base, session = self._base(part).session, choice.session
+        assert base is not None and session is not None, "only weights have no session, and are not swept"
+        margin = 0.0 if session.threads < base.threads else self._least_gain
+        return known.ratio * math.exp(SURE * known.error) < 1.0 - margin
 
     def _challengers(self, stage: Stage, part: Part, best: Choice) -> list[Choice]:
         session, facts = best.session, self._facts

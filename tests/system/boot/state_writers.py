@@ -23,6 +23,8 @@ from magnitude.engine.slot_header import SlotState
 from magnitude.feedback.record_file import RecordFile, RecordLimits
 from magnitude.feedback.records import TaskRecord, TaskRow
 from magnitude.persist import StateFile
+from magnitude.policy.dumps import Dumps
+from magnitude.policy.learned import Binding, Choice, Entry, Learned
 from magnitude.schedule.kv_memory import KvMemory
 from magnitude.schedule.saved_slot import SavedSlot, slot_pieces
 from magnitude.schedule.scope import Scope
@@ -53,6 +55,19 @@ def slot_files(folder: Path) -> SlotFiles:
 
 def record_file(folder: Path) -> RecordFile:
     return RecordFile(folder / "records.db", RecordLimits(reserve_bytes=0))
+
+
+def learned_of(generation: int) -> Learned:
+    """The number says which one it is; every third one is by another runtime, which retires those before."""
+    binding = Binding(
+        board="board",
+        model="tiny",
+        model_hash="ab" * 32,
+        ort_version=f"1.{generation // 3}.0",
+        cpu_features=("avx2",),
+    )
+    entries = tuple(Entry(part="decode", key=f"rows={rows}", chosen=Choice()) for rows in range(1, 200))
+    return Learned(binding=binding, entries=entries, samples=generation)
 
 
 def row_of(generation: int) -> TaskRow:
@@ -93,6 +108,7 @@ class Writers:
         self._saved: SavedSlot | None = None
         self._records = record_file(folder)
         self._in_place = folder / "in_place.json"
+        self._folder = folder
 
     def state(self, generation: int) -> None:
         assert self._state.save(State.of(generation))
@@ -108,6 +124,12 @@ class Writers:
 
     def records(self, generation: int) -> None:
         self._records.append([row_of(generation)])
+
+    def strategies(self, generation: int) -> None:
+        """As one run of the service after another does it."""
+        dumps, learned = Dumps(self._folder), learned_of(generation)
+        dumps.load(learned.binding)
+        assert dumps.save(learned), dumps.off
 
     def in_place(self, generation: int) -> None:
         """How not to do it: the test must find this one broken, or it would find nothing."""
@@ -125,6 +147,7 @@ def run(folder: Path, device: str, seconds: float) -> None:
         ("in_place", writers.in_place),
         ("deletion", writers.deletion),
         ("records", writers.records),
+        ("strategies", writers.strategies),
     )
     generation, end_s = 0, time.monotonic() + seconds
     while time.monotonic() < end_s:

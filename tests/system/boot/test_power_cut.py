@@ -13,10 +13,11 @@ import pytest
 from disk_marks import DISK_BYTES, FILE_SYSTEM_BYTES
 from guest_session import Guests
 from power_cut import Cut, Request, power_cuts, read_log, take_out
-from state_writers import SCOPE, Slot, State, ids_of, record_file, row_of, slot_files, state_file
+from state_writers import SCOPE, Slot, State, ids_of, learned_of, record_file, row_of, slot_files, state_file
 
 from magnitude.feedback import record_table
 from magnitude.feedback.record_file import reading
+from magnitude.policy.dumps import Dumps
 
 pytestmark = pytest.mark.system
 
@@ -127,6 +128,31 @@ def test_records_that_were_reported_written_are_there_and_none_is_half_there(aft
         assert sorted(row.task.new_tokens for row in rows) == list(range(1, len(rows) + 1)), cut
         assert cut.done.get("records", 0) <= len(rows) <= cut.begun.get("records", 0), cut
         assert not list(files.glob("records.db.*"))  # nothing was set aside
+
+
+def test_learned_strategies_are_the_last_that_were_saved_also_while_others_are_retired(
+    aftermaths: list[Aftermath],
+) -> None:
+    retiring = 0
+    for cut, files in aftermaths:
+        done, begun = cut.done.get("strategies", 0), cut.begun.get("strategies", 0)
+        if not begun:
+            continue
+        found = Dumps(files).load(learned_of(begun).binding)
+        if found.learned is not None:
+            samples = found.learned.samples
+        elif done:
+            assert found.prior is not None, cut  # what another runtime has learned is a hint
+            retiring += 1
+            earlier = Dumps(files).load(learned_of(done).binding).learned
+            samples = earlier.samples if earlier is not None else 0
+        else:
+            samples = 0
+        assert done <= samples <= begun, cut
+        assert Dumps(files).save(learned_of(begun + 1))  # and it goes on from there
+        assert not list(files.rglob("*.broken-*")), cut
+    assert any(cut.begun.get("strategies", 0) > cut.done.get("strategies", 0) for cut, _ in aftermaths)
+    assert retiring
 
 
 def test_the_simulator_finds_a_file_torn_that_is_written_in_place(aftermaths: list[Aftermath]) -> None:
