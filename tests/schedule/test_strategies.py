@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable
+from pathlib import Path
 from typing import cast
 
 import msgspec
@@ -54,6 +55,7 @@ PROBE = Probe(part="decode", key="rows=1", choices=(Choice(session=OWN),), rows=
 
 class NoDumps:
     off = ""
+    folder = Path("/tmp/strategies")
     saved: tuple[Learned, ...] = ()
     pin: Pinned | None = None
 
@@ -402,6 +404,24 @@ def test_held_loops_run_as_loaded_until_they_go_on() -> None:
         assert house.strategies.held_s() == 0.0
         assert house.strategies.strategy_of("m") == TWO_FOR_PROMPTS
         assert house.events()[-1] == MayExperiment(True)
+
+    play(house, scenario)
+
+
+def test_tasks_of_a_variant_count_for_the_model_that_it_stands_in_for() -> None:
+    house = House(decoder_plan(), decoder_plan("small"))
+
+    async def scenario() -> None:
+        await house.begun()
+        task = TaskRecord(kind="generate", model="small", outcome="failed", code="deadline_exceeded", strategy="abc")
+        house.strategies.task_ended(task)
+        assert house.events("m") == [BOARD, UP]
+        chosen = msgspec.structs.replace(OWN_ONLY, variant="small")
+        house.choosers["m"].strategy = chosen
+        assert house.strategies.variant_for("m", "generate") == "small"
+        house.strategies.task_ended(task)
+        assert house.events("m")[-1] == TaskSeen(chosen.strategy_id, 0.0, 0, failed=True)
+        assert house.events("small")[-1] == TaskSeen("abc", 0.0, 0, failed=True)
 
     play(house, scenario)
 
