@@ -115,12 +115,13 @@ def _learn(
     end_ids: tuple[int, ...],
     progress: Callable[[str], None],
 ) -> tuple[Strategy, float]:
-    """Until prompts and answers run by more than one thread; what is in force then, and how long it took. Raises
-    `ServiceFailed` when they do not."""
+    """Until prompts and answers run by more than one thread, or the time is up; what is in force then, and how long
+    it took. Raises `ServiceFailed` when that is no more than it began with."""
     with running_service(models, LEARNING) as service:
         client = StrategyClient(service)
         client.wait_for_loop(chat_model)
         work = Work(service.port, seed=2, run="learn", end_ids=end_ids, embedder=embedder)
+        own = _strategy(client, chat_model)
         begin, at = time.monotonic(), 0
         while True:
             for phase in (
@@ -132,6 +133,8 @@ def _learn(
             time.sleep(LEARNING_REST_S)
             strategy, passed_s = _strategy(client, chat_model), time.monotonic() - begin
             if min(strategy.decode.threads, strategy.prefill.threads) >= LEAST_THREADS:
+                break
+            if passed_s > most_s and strategy != own:
                 break
             if passed_s > most_s:
                 raise ServiceFailed(f"in {most_s:.0f} s it learned no more than: {strategy.in_words}")

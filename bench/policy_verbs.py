@@ -103,6 +103,7 @@ def survivors(
             courses = _in_parallel(_survivor_course, arguments)
         results.append(survivors_result(what, relative, hours, courses[:seeds], courses[seeds:]))  # type: ignore[arg-type]
     console.print(f"Simulated, {seeds} seeds of {hours:g} h each; time by the strategy in question: {relative:g} x.")
+    console.print("kept: seeds that end with it, without failures and with them; under it: tasks that ran with it.")
     console.print(_survivors_table(results))
     write_json(json, simulated=True, survivors=results)
     leave_if([line for result in results for line in result.missed])
@@ -153,14 +154,14 @@ def _simulated_table(found: list[Outcome]) -> Table:
         table.add_column(name, no_wrap=True)
     for one in found:
         figures = (one.speed, one.prompt_speed, one.ttft_p95, one.inter_token_p95, one.energy)
-        shown = [f"{figure:.3f} x" if figure is not None else "-" for figure in figures]
+        shown = [f"{figure:.2f} x" if figure is not None else "-" for figure in figures]
         table.add_row(one.contender, *shown, str(one.summary.switches))
     return table
 
 
 def _noise_table(results: list[NoiseResult]) -> Table:
     table = Table(box=SIMPLE_HEAD, title="simulated, noise of ±30 %")
-    for name in ("factor drawn for", "apart in truth", "switches an hour", "most in an hour", "ended wrong"):
+    for name in ("factor drawn for", "apart", "switches/h", "most in 1 h", "ended wrong"):
         table.add_column(name, no_wrap=True)
     for one in results:
         table.add_row(one.noise, f"{one.gap:.0%}", f"{one.switches_an_hour:.2f}", str(one.worst_hour),
@@ -170,14 +171,7 @@ def _noise_table(results: list[NoiseResult]) -> Table:
 
 def _survivors_table(results: list[SurvivorsResult]) -> Table:
     table = Table(box=SIMPLE_HEAD, title="simulated, 5 % of tasks time out")
-    for name in (
-        "strategy",
-        "chosen without",
-        "chosen with",
-        "tasks under it",
-        "tasks failed",
-        "of the last quarter",
-    ):
+    for name in ("strategy", "kept without", "kept with", "under it", "failed", "last quarter"):
         table.add_column(name, no_wrap=True)
     for one in results:
         table.add_row(one.what, f"{one.chosen_without} of {one.seeds}", f"{one.chosen_with} of {one.seeds}",
