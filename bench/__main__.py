@@ -12,7 +12,16 @@ import msgspec
 import typer
 from rich.table import Table
 
-from bench import agent_verbs, board_verbs, live_verbs, plan_verbs, recovery_verbs, session_verbs, thermal_verbs
+from bench import (
+    agent_verbs,
+    board_verbs,
+    live_verbs,
+    plan_verbs,
+    policy_verbs,
+    recovery_verbs,
+    session_verbs,
+    thermal_verbs,
+)
 from bench.command import CHAT_MODEL, Json, console, home, models_folder, write_json
 from bench.compare import OURS, Comparison, compare
 from bench.contender import PROJECT, ContenderPlan
@@ -477,6 +486,7 @@ live_verbs.register(app)
 session_verbs.register(app)
 thermal_verbs.register(app)
 plan_verbs.register(app)
+policy_verbs.register(app)
 
 if __name__ == "__main__":
     app()

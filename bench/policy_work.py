@@ -117,6 +117,11 @@ class Work:
         self._end_ids = end_ids
         self._embedder = embedder
 
+    def warm_up(self) -> None:
+        """A short answer and a text: what comes first after a change pays for it."""
+        self._ask("Hello", 4)
+        self._embed(random.Random(self._seed))
+
     def do(self, at: int, phase: Phase) -> PhaseRun:
         """The phase with that place in the load. Raises `ServiceFailed`."""
         times: list[float] = []

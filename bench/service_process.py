@@ -11,7 +11,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -146,9 +146,13 @@ def free_port() -> int:
 
 @contextlib.contextmanager
 def running_service(
-    models: Path, settings: Mapping[str, Mapping[str, Any]] | None = None, command: tuple[str, ...] = SERVE
+    models: Path,
+    settings: Mapping[str, Mapping[str, Any]] | None = None,
+    command: tuple[str, ...] = SERVE,
+    prepare: Callable[[Path], object] = lambda home: None,
 ) -> Iterator[ServiceProcess]:
-    """A ready service over the models in `models`, stopped at the end. `settings` go into its configuration."""
+    """A ready service over the models in `models`, stopped at the end. `settings` go into its configuration,
+    `prepare` may put something into its home before it starts."""
     home = Path(tempfile.mkdtemp(prefix="magnitude-bench-"))
     port = free_port()
     sections: dict[str, dict[str, Any]] = {name: dict(section) for name, section in (settings or {}).items()}
@@ -156,6 +160,7 @@ def running_service(
     sections.setdefault("models", {})["folder"] = str(models.absolute())
     (home / "magnitude.yaml").write_text(yaml.safe_dump(sections))
     try:
+        prepare(home)
         service = ServiceProcess(command, port, home)
         try:
             service.wait_ready()

@@ -35,7 +35,7 @@ def test_a_board_that_has_changed_forgets_how_it_was_however_many_tasks_that_wer
 
 def test_hot_and_cold_are_kept_apart_where_heat_is_known() -> None:
     heats: list[Heat | None] = ["cool", "hot", None, None]
-    feedback = Feedback(heat=lambda: heats.pop(0))
+    feedback = Feedback(heat=lambda: heats.pop(0), clocks=MovingClocks())
     for run_s in (1.0, 3.0, 9.0):
         feedback.record(TaskRecord(kind="embed", model="m", outcome="ok", prefill_s=run_s))
     feedback.record(TaskRecord(kind="embed", model="m", outcome="failed"))
@@ -49,7 +49,7 @@ def test_hot_and_cold_are_kept_apart_where_heat_is_known() -> None:
 
 
 def test_failures_are_counted_and_do_not_bend_the_latency_picture() -> None:
-    feedback = Feedback()
+    feedback = Feedback(clocks=MovingClocks())
     good = TaskRecord(
         kind="generate", model="m", outcome="ok", prompt_tokens=100, new_tokens=11, prefill_s=1.0, decode_s=1.0
     )
@@ -63,7 +63,7 @@ def test_failures_are_counted_and_do_not_bend_the_latency_picture() -> None:
 
 
 def test_what_was_cached_makes_no_prefill_look_faster() -> None:
-    feedback = Feedback()
+    feedback = Feedback(clocks=MovingClocks())
     for cached_tokens, prefill_s in ((0, 1.0), (90, 0.1), (100, 0.0)):
         feedback.record(
             TaskRecord(
@@ -81,7 +81,7 @@ def test_what_was_cached_makes_no_prefill_look_faster() -> None:
 
 
 def test_batches_and_drafts_are_means_over_the_tasks_that_had_any() -> None:
-    feedback = Feedback()
+    feedback = Feedback(clocks=MovingClocks())
     feedback.record(
         TaskRecord(kind="generate", model="m", outcome="ok", batch=3.0, drafted_tokens=10, accepted_tokens=6)
     )
@@ -94,7 +94,7 @@ def test_batches_and_drafts_are_means_over_the_tasks_that_had_any() -> None:
 
 @given(st.lists(st.floats(0.002, 3000), min_size=1, max_size=100))
 def test_higher_quantiles_are_never_smaller(waits: list[float]) -> None:
-    feedback = Feedback()
+    feedback = Feedback(clocks=MovingClocks())
     for wait_s in waits:
         feedback.record(TaskRecord(kind="embed", model="m", outcome="ok", queue_s=wait_s, prefill_s=wait_s))
     figures = feedback.figures()["embed m"]
@@ -207,7 +207,7 @@ def plan_of(model: str) -> str:
 def test_the_picture_begins_with_earlier_tasks_of_the_same_plan() -> None:
     other_plan = PlanFacts(model="m", model_hash="other", graph_file="", threads=1, max_batch=1)
     rows = [row(100), row(0, plan=other_plan), row(0, model="gone"), row(0, outcome="failed"), row(0, plan=None)]
-    feedback = Feedback()
+    feedback = Feedback(clocks=MovingClocks())
     assert feedback.restore(rows, plan_of) == 1
     figures = feedback.figures()["generate m"]
     assert figures.prefill_tokens_per_s == pytest.approx(100 / 1.5)
@@ -216,7 +216,7 @@ def test_the_picture_begins_with_earlier_tasks_of_the_same_plan() -> None:
 
 
 def test_new_tasks_soon_outweigh_those_from_before() -> None:
-    feedback = Feedback()
+    feedback = Feedback(clocks=MovingClocks())
     old = [row(1500) for _ in range(200)]
     assert feedback.restore(old, plan_of) == RESTORED_TASKS
     for _ in range(30):
@@ -226,7 +226,7 @@ def test_new_tasks_soon_outweigh_those_from_before() -> None:
 
 
 def test_a_series_that_has_begun_is_left_alone() -> None:
-    feedback = Feedback()
+    feedback = Feedback(clocks=MovingClocks())
     feedback.record(TaskRecord(kind="generate", model="m", outcome="ok", prompt_tokens=10, prefill_s=1.0))
     assert feedback.restore([row(1500)], plan_of) == 0
     assert feedback.figures()["generate m"].prefill_tokens_per_s == pytest.approx(10)

@@ -48,14 +48,14 @@ def test_steps_of_one_sequence_are_told_by_model() -> None:
 
 
 def test_the_number_of_shapes_is_bounded() -> None:
-    series = RunSeries()
+    series = RunSeries(lambda: 0.0)
     for rows in range(MAX_SHAPES + 50):
         series.add(report(rows=rows))
     assert len(series.figures()) == MAX_SHAPES
 
 
 def test_prometheus_reads_them_by_shape() -> None:
-    series, metrics = RunSeries(), Metrics()
+    series, metrics = RunSeries(lambda: 0.0), Metrics()
     series.add(report(rows=4, total_s=0.2))
     metrics.watch_runs(series.figures)
     text = metrics.render().decode()
@@ -64,7 +64,7 @@ def test_prometheus_reads_them_by_shape() -> None:
 
 
 def test_times_are_told_by_phase_and_apart_from_pauses() -> None:
-    series = RunSeries()
+    series = RunSeries(lambda: 0.0)
     kinds: tuple[StepKind, ...] = ("decode", "verify", "prefill", "encode")
     for total_s, kind in enumerate(kinds, start=1):
         group = StepGroup(model="m", kind=kind, rows=1, tokens=1, runs=1, total_s=total_s, max_s=total_s)

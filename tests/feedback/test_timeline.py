@@ -81,7 +81,7 @@ def test_parts_that_change_together_keep_their_changes() -> None:
             decided(900, kind="start", part="", strategy=TWO),
             decided(500, kind="situation", part="decode", to_id="1 thread", strategy=TWO),
             decided(500, kind="situation", part="prefill", to_id="1 thread, pieces of 128", strategy=TWO),
-            decided(300, kind="retired", part="decode", to_id="", strategy=TWO),
+            decided(300, kind="retired", part="decode", to_id="", strategy=ONE),
         ]
     )
     assert lane(timeline, "decode") == [(900, 500, "2 threads"), (500, 0, "1 thread")]
@@ -114,6 +114,17 @@ def test_pieces_that_go_by_a_prompts_length_are_no_switch() -> None:
     short = msgspec.structs.replace(TWO, prefill_chunk=32)
     timeline = drawn([decided(900, kind="start", part="", strategy=TWO), ran(500, short), ran(400, TWO)])
     assert lane(timeline, "prefill") == [(900, 0, "2 threads, pieces of 128")]
+
+
+def test_a_graph_of_its_own_is_another_choice() -> None:
+    def by(graph: str) -> Strategy:
+        session = SessionSpec(graph_file=graph, threads=2)
+        return Strategy(prefill=session, decode=session)
+
+    timeline = drawn([decided(900, kind="start", part="", strategy=by("g.onnx")), ran(500, TWO)])
+    assert lane(timeline, "decode") == [(900, 500, "g.onnx, 2 threads"), (500, 0, "2 threads")]
+    timeline = drawn([decided(900, kind="start", part="", strategy=by("g.onnx")), ran(500, by("g.onnx"))])
+    assert lane(timeline, "prefill") == [(900, 0, "g.onnx, 2 threads, pieces of 128")]
 
 
 def test_an_encoder_has_no_lane_of_answers() -> None:

@@ -90,6 +90,17 @@ def test_an_int8_cache_makes_a_variant_of_the_same_weights(
     assert variant.decoder.kv_bytes_per_token() < parent.decoder.kv_bytes_per_token()
 
 
+def test_the_same_weights_are_on_the_disk_once(source: Path, models: Path, parent: ModelDescription) -> None:
+    same = import_model(source, models_folder=models, variant_of=parent, kv="int8", tolerance=ANY)
+    other = import_model(source, models_folder=models, variant_of=parent, bits=8, tolerance=ANY)
+    data = models / parent.name / "model.onnx.data"
+    assert data.samefile(models / same.name / "model.onnx.data")
+    assert not data.samefile(models / other.name / "model.onnx.data")
+    assert sorted(path.name for path in (models / same.name).iterdir()) == sorted(
+        ["manifest.json", *read_manifest(models / same.name).files]
+    )
+
+
 def test_what_the_parent_says_travels_with_the_variant(source: Path, models: Path, parent: ModelDescription) -> None:
     variant = import_model(source, models_folder=models, variant_of=parent, bits=8, tolerance=ANY)
     golden = read_parent_golden(models / variant.name, parent.model_hash)

@@ -235,6 +235,38 @@ def test_a_board_in_need_is_not_experimented_on(board: dict[str, str]) -> None:
     assert not world.kinds("trial")
 
 
+def test_slow_first_runs_of_an_engine_are_no_change_of_level() -> None:
+    world: World
+
+    def cold(part: Part, session: SessionSpec, rows: int, tokens: int, cores: int) -> float:
+        return (10.0 if world.now_s < 2.0 else 1.0) * two_cores(part, session, rows, tokens, cores)
+
+    world = World(fresh(), cold, noise=0.03)
+    world.start()
+    world.decode(60.0)
+    assert not world.kinds("retired")
+
+
+def test_what_runs_taught_is_worth_saving_also_without_an_experiment() -> None:
+    world = World(fresh(Rules(explore="off", cold_start_s=0.0)))
+    world.start()
+    before = world.optimizer.changed
+    world.decode(120.0)
+    assert world.optimizer.changed > before
+
+
+def test_failures_of_a_variant_are_not_laid_to_the_sessions_of_the_model() -> None:
+    optimizer = Optimizer(facts(variants=("small-4",)), Rules())
+    optimizer.apply(BoardSeen(cores=(0, 1), usable=2, smaller=True), 0.0)
+    optimizer.apply(EngineChanged(True), 0.0)
+    strategy = optimizer.strategy_for(Situation())
+    assert strategy.variant == "small-4"
+    for task in range(100):
+        optimizer.apply(TaskSeen(strategy.strategy_id, 1.0, 10, failed=task % 4 == 0), float(task))
+    assert optimizer.variant_for(Situation()) == ""
+    assert optimizer._guard.outcomes(f"decode {optimizer.strategy.decode.session_id}", 100.0).tasks == 0
+
+
 def test_smaller_weights_are_used_while_heat_or_supply_ask_for_it() -> None:
     optimizer = Optimizer(facts(variants=("small-4", "small-8")), Rules())
     optimizer.apply(BoardSeen(cores=(0, 1), usable=2), 0.0)
@@ -259,6 +291,20 @@ def test_a_level_that_moves_lets_old_comparisons_be_made_anew() -> None:
     world.decode(120.0)
     assert world.kinds("retired")
     assert world.optimizer.strategy.decode == ONE
+
+
+def test_a_neighbour_that_comes_and_goes_keeps_no_comparison_from_its_end() -> None:
+    world: World
+
+    def disturbed(part: Part, session: SessionSpec, rows: int, tokens: int, cores: int) -> float:
+        beside = 2.5 if int(world.now_s / 20.0) % 2 else 1.0
+        return beside * one_is_faster(part, session, rows, tokens, cores)
+
+    world = World(fresh(), disturbed, noise=0.1)
+    world.start()
+    world.decode(400.0)
+    assert world.optimizer.strategy.decode == ONE
+    assert len(world.kinds("retired")) <= 2
 
 
 @settings(max_examples=25, deadline=None)

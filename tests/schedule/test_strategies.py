@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable
+from pathlib import Path
 from typing import cast
 
 import msgspec
@@ -23,6 +24,8 @@ from magnitude.policy.pinned import Pinned
 from magnitude.policy.rules import ModelFacts, Rules
 from magnitude.policy.terms import (
     BoardSeen,
+    Decided,
+    DecisionKind,
     Effect,
     EngineChanged,
     Event,
@@ -52,6 +55,7 @@ PROBE = Probe(part="decode", key="rows=1", choices=(Choice(session=OWN),), rows=
 
 class NoDumps:
     off = ""
+    folder = Path("/tmp/strategies")
     saved: tuple[Learned, ...] = ()
     pin: Pinned | None = None
 
@@ -404,6 +408,24 @@ def test_held_loops_run_as_loaded_until_they_go_on() -> None:
     play(house, scenario)
 
 
+def test_tasks_of_a_variant_count_for_the_model_that_it_stands_in_for() -> None:
+    house = House(decoder_plan(), decoder_plan("small"))
+
+    async def scenario() -> None:
+        await house.begun()
+        task = TaskRecord(kind="generate", model="small", outcome="failed", code="deadline_exceeded", strategy="abc")
+        house.strategies.task_ended(task)
+        assert house.events("m") == [BOARD, UP]
+        chosen = msgspec.structs.replace(OWN_ONLY, variant="small")
+        house.choosers["m"].strategy = chosen
+        assert house.strategies.variant_for("m", "generate") == "small"
+        house.strategies.task_ended(task)
+        assert house.events("m")[-1] == TaskSeen(chosen.strategy_id, 0.0, 0, failed=True)
+        assert house.events("small")[-1] == TaskSeen("abc", 0.0, 0, failed=True)
+
+    play(house, scenario)
+
+
 def test_what_runs_is_told_by_model() -> None:
     house = House(decoder_plan())
 
@@ -418,6 +440,25 @@ def test_what_runs_is_told_by_model() -> None:
         at = house.strategies.situation("m")
         assert at is not None
         assert (at.cores, at.rows) == (2, 1)
+
+    play(house, scenario)
+
+
+def test_how_often_and_how_quickly_the_loop_changed_its_mind_is_counted_for_a_proof() -> None:
+    kinds: list[DecisionKind] = ["start", "switch", "kept", "revert"]
+    decided = [Decided(kind, "decode", "rows=1", "2 threads", "1 thread", "why", delay_s=3.0) for kind in kinds]
+    house = House(decoder_plan(), script=lambda model, event: list(decided) if event == UP else [])
+
+    async def scenario() -> None:
+        await house.begun()
+        running = house.strategies.running("m")
+        assert running is not None
+        assert (running.on, running.switches, running.delay_s) == (True, 2, 3.0)
+        assert running.cpu_s > 0
+        house.strategies.rules = Rules(on=False)
+        running = house.strategies.running("m")
+        assert running is not None
+        assert not running.on
 
     play(house, scenario)
 

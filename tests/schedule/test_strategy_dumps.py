@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable
+from pathlib import Path
 from typing import cast
 
 import msgspec
@@ -28,6 +29,8 @@ class Found(msgspec.Struct):
 
 class Store:
     """Dumps in memory."""
+
+    folder = Path("/tmp/strategies")
 
     def __init__(self, found: Found | None = None, *, broken: bool = False) -> None:
         self.found = found or Found()
@@ -113,6 +116,26 @@ def test_storage_that_fails_stops_nothing() -> None:
         keeper.look()
         await keeper.close()
         assert await keeper.pinned(BINDING) is None
+
+    play(scenario)
+
+
+def test_storage_that_cannot_be_written_is_told_before_the_first_save_and_until_one_succeeds(
+    tmp_path: Path,
+) -> None:
+    (tmp_path / "state").write_text("no folder")
+
+    async def scenario() -> None:
+        store, chooser = Store(), ScriptedChooser()
+        store.folder = tmp_path / "state" / "strategies"
+        keeper = DumpKeeper(cast(Dumps, store), every_s=0)
+        assert keeper.off == ""
+        await keeper.learned(BINDING)
+        assert "cannot be written" in keeper.off
+        keeper.keep(BINDING, chooser)
+        chooser.changed = 1
+        await keeper.close()
+        assert keeper.off == ""
 
     play(scenario)
 

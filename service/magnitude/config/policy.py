@@ -88,9 +88,9 @@ class PolicySettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     session_memory_bytes: Annotated[
         Annotated[int, Meta(ge=0)] | None,
         Meta(
-            description="Memory for further sessions of all models together; one takes about as much as the model's "
-            "packed weights. Unset: what is left beside the models, given back as soon as memory gets short. 0: "
-            "none, so that nothing changes but settings of a request.",
+            description="Memory for further sessions of all models together; one is taken for as large as the "
+            "model's weights until it was made. Unset: what is left beside the models, given back as soon as memory "
+            "gets short. 0: none, so that nothing changes but settings of a request.",
         ),
     ] = None
     save_every_s: Annotated[

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import math
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -45,7 +45,7 @@ from magnitude.engine.slot_header import SlotState
 from magnitude.engine.speculation import Speculation
 from magnitude.engine.tensors import TensorJob
 from magnitude.engine.thread_place import ThreadPlace
-from magnitude.errors import EngineError, MagnitudeError, ModelError, RequestError
+from magnitude.errors import EngineError, MagnitudeError, ModelError, ModelNotFound, RequestError
 from magnitude.models.adapters import kv_hash
 from magnitude.models.description import ModelDescription
 
@@ -466,3 +466,11 @@ class LoadedModel:
             param="model",
             hint="Name a model of the right kind",
         )
+
+
+def find_loaded(models: Mapping[str, LoadedModel], name: str) -> LoadedModel:
+    """The model of that name. Raises `ModelNotFound` when it is not loaded."""
+    model = models.get(name)
+    if model is None:
+        raise ModelNotFound(f"model {name} is not loaded", param="model", hint="See the list of models for what is")
+    return model

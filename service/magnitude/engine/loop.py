@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING
 
 from magnitude.engine.generation import never_started
 from magnitude.engine.link import ServiceGone
-from magnitude.engine.loaded import LoadedModel
+from magnitude.engine.loaded import LoadedModel, find_loaded
 from magnitude.engine.message import Message
 from magnitude.engine.packed_weights import PackedWeights
 from magnitude.engine.preparing import SessionBuilt
@@ -62,7 +62,7 @@ from magnitude.engine.session_messages import (
 from magnitude.engine.slot_header import SlotState
 from magnitude.engine.stats import Progress, read_memory
 from magnitude.engine.work import Results, Run, Work
-from magnitude.errors import EngineError, MagnitudeError, ModelNotFound, RequestError
+from magnitude.errors import EngineError, MagnitudeError, RequestError
 
 if TYPE_CHECKING:
     from magnitude.engine.grammar import Grammar
@@ -362,12 +362,7 @@ class EngineLoop:
             raise EngineError("the engine takes nothing new", code="engine_draining", hint="Ask again in a moment")
 
     def _model(self, name: str) -> LoadedModel:
-        model = self._models.get(name)
-        if model is None:
-            raise ModelNotFound(
-                f"model {name} is not loaded", param="model", hint="See the list of models for what is"
-            )
-        return model
+        return find_loaded(self._models, name)
 
     def _join(
         self, model: LoadedModel, request: Generate, state: SlotState, grammar: Grammar | None, received_s: float

@@ -1,8 +1,8 @@
 """Weights as the kernels want them, kept in a file that all further sessions map.
 
 ONNX Runtime packs most weights of a graph when it makes a session, into memory of that session alone: SmolLM2-135M
-takes 137 MB for each. It can write a graph together with its packed weights, and a session of that file has them
-mapped: 5 MB of its own, the rest is page cache that all such sessions share.
+takes 144 MB for each. It can write a graph together with its packed weights, and a session of that file has them
+mapped: 16 MB of its own, the rest is page cache that all such sessions share.
 
 What is written holds for this model, ONNX Runtime and CPU only, and is a cache in every respect: whatever is wrong
 with it, it is dropped and the model's own files are opened. It is used only after it has given the results of the

@@ -9,7 +9,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from magnitude.engine.comparing import CompareJob
-from magnitude.engine.loaded import LoadedModel
+from magnitude.engine.loaded import LoadedModel, find_loaded
 from magnitude.engine.message import Message
 from magnitude.engine.packed_weights import PackedWeights
 from magnitude.engine.preparing import Preparations, SessionBuilt
@@ -28,7 +28,7 @@ from magnitude.engine.session_messages import (
 from magnitude.engine.stats import Progress
 from magnitude.engine.thread_place import ThreadPlace
 from magnitude.engine.work import Results, Work
-from magnitude.errors import EngineError, ModelNotFound
+from magnitude.errors import EngineError
 
 log = logging.getLogger(__name__)
 
@@ -82,7 +82,7 @@ class SessionDesk:
 
     def prepare(self, message: PrepareSession) -> None:
         """Raises `RequestError` or `ModelError` for a session that cannot be."""
-        self._answer(self._preparations.ask(message, self._model(message.model)))
+        self._answer(self._preparations.ask(message, find_loaded(self._models, message.model)))
 
     def built(self, event: SessionBuilt) -> None:
         """The thread is done with one."""
@@ -113,11 +113,11 @@ class SessionDesk:
 
     def compare(self, message: CompareSession) -> None:
         """The slot is nobody's. Raises `EngineError` when there is no such session, `RequestError` for the texts."""
-        self._work.add(self._model(message.model).open_comparison(message))
+        self._work.add(find_loaded(self._models, message.model).open_comparison(message))
 
     def probe(self, message: Probe, *, idle: bool) -> None:
         """Begin, if `idle`. Raises like `compare`."""
-        probe = self._model(message.model).open_probe(message, self._clock)
+        probe = find_loaded(self._models, message.model).open_probe(message, self._clock)
         if idle and not self.preparing:
             self._probe = probe
         else:
@@ -194,11 +194,3 @@ class SessionDesk:
         sets = [model.sessions for model in self._models.values()]
         self._progress.sessions = sum(len(sessions) for sessions in sets)
         self._progress.session_bytes = sum(sessions.added_bytes for sessions in sets)
-
-    def _model(self, name: str) -> LoadedModel:
-        model = self._models.get(name)
-        if model is None:
-            raise ModelNotFound(
-                f"model {name} is not loaded", param="model", hint="See the list of models for what is"
-            )
-        return model

@@ -66,7 +66,9 @@ def _decisions(states: Mapping[str, StrategyState]) -> Iterator[Metric]:
 
 def _experiments(states: Mapping[str, StrategyState]) -> Iterator[Metric]:
     labels = ["model", "part"]
-    trials = CounterMetricFamily("magnitude_strategy_trials", "Times that a trial under load began or went on.", labels=labels)
+    trials = CounterMetricFamily(
+        "magnitude_strategy_trials", "Times that a trial under load began or went on.", labels=labels
+    )
     probes = CounterMetricFamily("magnitude_strategy_probes", "Comparisons asked for while idle.", labels=labels)
     for model, state in states.items():
         for family, counts in ((trials, state.counts.trials), (probes, state.counts.probes)):

@@ -135,7 +135,12 @@ def _is_news(found: Sequence[tuple[float, str]], began_ago_s: float, choice: str
     if not found:
         return True
     changed_ago_s, present = found[-1]
-    return began_ago_s < changed_ago_s - TOGETHER_S and choice.split(",", maxsplit=1)[0] != present.split(",")[0]
+    return began_ago_s < changed_ago_s - TOGETHER_S and _session(choice) != _session(present)
+
+
+def _session(choice: str) -> str:
+    """A choice's name without the pieces of prompts, which `Choice.choice_id` puts last."""
+    return choice.partition(", pieces of ")[0]
 
 
 def _decided(row: DecisionRow) -> dict[Part, str]:

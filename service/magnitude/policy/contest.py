@@ -28,6 +28,9 @@ RECENT_WEIGHT = 8.0
 # Half of the processor gone makes a run take half as long again at least (docs/performance.md); a warm board up to a
 # third. Less than this changes no ranking worth a new comparison.
 DRIFT = math.log(1.25)
+# A neighbour that comes and goes within less is noise: comparisons are of ratios and go on through it. Where every
+# level were followed, none would come to an end (seen on a machine that eight others shared).
+DRIFT_AGAIN_S = 300.0
 
 
 class Costs:
@@ -51,7 +54,9 @@ class Costs:
         """Whether the last seconds are at another level than all of it."""
         if self.recent.weight(now_s) < RECENT_WEIGHT:
             return False
-        return abs(math.log(self.recent.mean(now_s) / self.level.mean(now_s))) > DRIFT
+        # Two standard errors of what was seen lately: under noise the level itself is not known better.
+        sure = DRIFT + 2.0 * self.recent.std / math.sqrt(max(1.0, self.recent.effective))
+        return abs(math.log(self.recent.mean(now_s) / self.level.mean(now_s))) > sure
 
     def begin_anew(self, now_s: float) -> None:
         """Only the last seconds still count."""
@@ -90,6 +95,7 @@ class Contest:
         self._returns = 0
         self._switched = False
         self._restored = False
+        self._drifted_s = -math.inf
         self._rejected: dict[Choice, str] = {}
         self._lost: dict[Choice, int] = {}
 
@@ -100,8 +106,9 @@ class Contest:
         self.busy.add(1.0, total_s, now_s)
         costs = self.costs.setdefault(choice, Costs(self._rules.half_life_s))
         costs.add(cost_s, 1.0, now_s)
-        if choice != self.chosen or not costs.drifted(now_s):
+        if choice != self.chosen or now_s < self._drifted_s + DRIFT_AGAIN_S or not costs.drifted(now_s):
             return False
+        self._drifted_s = now_s
         costs.begin_anew(now_s)
         self._lost.clear()
         for other in [other for other in self.costs if other != self.chosen]:

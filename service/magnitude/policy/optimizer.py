@@ -47,6 +47,11 @@ from magnitude.policy.tree import BoardFacts, ModelWork, Tree, advise, default_t
 MOST_REMEMBERED = 64
 # While answers run, prompts enter in pieces of so many tokens or fewer (`engine.max_inter_token_ms`).
 PIECE_BESIDE_ANSWERS = 32
+# Runs of an engine's first seconds touch memory and caches for the first time (a decode step of 12 ms took 99, once
+# 302): they say nothing of what follows.
+FIRST_RUNS_S = 3.0
+# Figures that change with every run are worth saving after so many of them: some minutes of a busy engine.
+SAVED_RUNS = 5000
 # All texts of an encoder and all tensors are one kind of work: what a run of them takes is not told by their length.
 ENCODED_TOKENS = 64
 
@@ -93,6 +98,7 @@ class Optimizer:
         self._load = LoadSeen()
         self._idle_since_s: float | None = None
         self._up = False
+        self._up_s = -math.inf
         self._first_up_s: float | None = None
         self._may = True
         self._pinned: dict[Part, Choice] = {}
@@ -123,7 +129,7 @@ class Optimizer:
 
     @property
     def changed(self) -> int:
-        return self._lab.changed + self._checks
+        return self._lab.changed + self._checks + self._samples // SAVED_RUNS
 
     @property
     def switches(self) -> int:
@@ -234,11 +240,12 @@ class Optimizer:
     # --- what was seen ---
 
     def _runs(self, event: RunsSeen, now_s: float, effects: list[Effect]) -> None:
-        if event.runs <= 0 or not event.total_s > 0:
+        if event.runs <= 0 or not event.total_s > 0 or now_s < self._up_s + FIRST_RUNS_S:
             return
         self._samples += event.runs
         prompt = event.part == "prefill"
-        cost_s = event.total_s / (event.runs * (event.tokens if prompt else 1))
+        positions = {"decode": 1, "prefill": event.tokens, "encode": event.rows * event.tokens}.get(event.part, 1)
+        cost_s = event.total_s / (event.runs * max(1, positions))
         choice = Choice(session=event.session, chunk=(event.chunk or self._in_force.prefill_chunk) if prompt else 0)
         tokens = event.tokens if prompt else ENCODED_TOKENS
         key = self._moment(now_s).key(event.part, rows=event.rows, tokens=tokens)
@@ -246,14 +253,16 @@ class Optimizer:
         if contest.observe(choice, cost_s, event.runs, event.total_s, now_s):
             reason = f"now takes {cost_s * 1e3:.2f} ms: what was compared before says nothing of that"
             effects.append(Decided("retired", event.part, key, contest.chosen.choice_id, "", reason))
-            self._lab.forget(contest)
         self._lab.saw(contest, choice, event, cost_s, now_s)
 
     def _task(self, event: TaskSeen, now_s: float, effects: list[Effect]) -> None:
         strategy = self._strategies.get(event.strategy_id)
         if strategy is None:
             return
-        for part, choice in parts_of(strategy).items():
+        ran = parts_of(strategy)
+        if strategy.variant:
+            ran = {"variant": ran["variant"]}  # sessions of the variant are its own loop's
+        for part, choice in ran.items():
             self._guard.add(_guarded(part, choice), failed=event.failed, now_s=now_s)
         if not event.failed:
             return
@@ -279,8 +288,9 @@ class Optimizer:
         self._up, self._told, self._load = up, None, LoadSeen()
         self._pool.engine_gone()
         self._lab.engine_gone()
-        if up and self._first_up_s is None:
-            self._first_up_s = now_s
+        if up:
+            self._up_s = now_s
+            self._first_up_s = now_s if self._first_up_s is None else self._first_up_s
 
     # --- what follows ---
 

@@ -11,20 +11,13 @@ from magnitude.engine.session_spec import SessionSpec
 from magnitude.models.description import KvType
 
 
-class ClockCap(msgspec.Struct, frozen=True, kw_only=True):
-    """Upper clock limits by phase, by the kernel's policy name; None: as found."""
-
-    prefill_khz: dict[str, int | None] = {}
-    decode_khz: dict[str, int | None] = {}
-
-
 class Strategy(msgspec.Struct, frozen=True, kw_only=True, dict=True):
     """Settings of one execution. Encoders and plain tensors run as prompts do: by `prefill`.
 
     `variant` names the model folder whose weights are used ("": the model's own). `prefill_chunk` tokens of a prompt
     enter in one run, `max_batch` generations decode together, at most `max_draft` tokens are drafted ahead.
-    `kv_budget_bytes` and `longest_run_tokens` (the longest bucket that an encoder keeps bound, 0: as built in) are
-    the memory plan, besides the sessions' arena.
+    `kv_budget_bytes`, and whether the sessions keep the memory of runs (`SessionSpec.arena`), are the memory plan.
+    Clock limits by phase are the thermal governor's (`governor/operating_point.py`): it knows what heat follows.
     """
 
     prefill: SessionSpec
@@ -35,8 +28,6 @@ class Strategy(msgspec.Struct, frozen=True, kw_only=True, dict=True):
     max_batch: int = 1
     max_draft: int = 0
     kv_budget_bytes: int = 0
-    longest_run_tokens: int = 0
-    clocks: ClockCap = ClockCap()
 
     @cached_property
     def strategy_id(self) -> str:

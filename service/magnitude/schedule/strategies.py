@@ -106,6 +106,8 @@ class Strategies:
         self._clock = clock
         self._served: dict[str, _Served] = {}
         self._beginning: set[str] = set()
+        # By variant: the model that it stands in for, and the strategy that has named it.
+        self._named_by: dict[str, tuple[str, str]] = {}
         self._seen: BoardSeen | None = None
         self._told_s = float("-inf")
         self._load: dict[str, LoadSeen] = {}
@@ -149,14 +151,19 @@ class Strategies:
     # --- what the service sees ---
 
     def task_ended(self, task: TaskRecord) -> None:
+        """A variant's counts for the model that it stood in for as well: that one's loop has named it."""
         if self.profiles is not None:
             self.profiles.task_ended(task.model)
         served = self._served.get(task.model)
-        if served is None:
-            return
-        seen = task_seen(task, task.strategy or served.loop.strategy.strategy_id)
-        if seen is not None:
-            served.loop.tell(seen)
+        if served is not None:
+            seen = task_seen(task, task.strategy or served.loop.strategy.strategy_id)
+            if seen is not None:
+                served.loop.tell(seen)
+        if (named := self._named_by.get(task.model)) is not None:
+            parent, strategy_id = named
+            seen = task_seen(task, strategy_id)
+            if seen is not None:
+                self._served[parent].loop.tell(seen)
 
     def board_looked(self) -> None:
         """The board was looked at."""
@@ -203,7 +210,10 @@ class Strategies:
         if served is None:
             return ""
         at = msgspec.structs.replace(self._situation(served, 1, 0, rows=1), task=task)
-        variant = served.loop.strategy_for(at).variant
+        strategy = served.loop.strategy_for(at)
+        variant = strategy.variant
+        if variant:
+            self._named_by[variant] = (model, strategy.strategy_id)
         # The model itself stays in memory: a second one is no relief for that.
         return "" if at.memory == "short" and not self._loaded(variant) else variant
 
@@ -238,14 +248,18 @@ class Strategies:
         served = self._served.get(model)
         if served is None:
             return None
-        loop = served.loop
+        loop, counts = served.loop, served.loop.counts()
+        delays = sum(counts.delays.values())
         return Running(
             strategy=loop.strategy,
             strategy_id=loop.strategy.strategy_id,
             in_words=loop.strategy.in_words,
             since_s=loop.since_s,
-            on=not loop.fault,
+            on=self.rules.on and not loop.fault,
             fault=loop.fault,
+            switches=sum(sum(counts.decisions.get(kind, {}).values()) for kind in ("switch", "revert", "situation")),
+            delay_s=sum(counts.delay_s.values()) / delays if delays else None,
+            cpu_s=counts.cpu_s,
         )
 
     def hold(self, hold_s: float) -> None:

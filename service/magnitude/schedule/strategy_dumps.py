@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import os
 import time
 from collections.abc import Callable
+from pathlib import Path
 
 from magnitude.policy.dumps import Dumps
 from magnitude.policy.learned import Binding, Learned
@@ -51,13 +53,14 @@ class DumpKeeper:
         self.store = store
         self._clock = clock
         self._wall = wall
+        self._unwritable = ""  # as seen when it was read, until something was written
         self._kept: dict[str, _Kept] = {}  # by model
         self._writing: dict[str, asyncio.Future[bool]] = {}
 
     @property
     def off(self) -> str:
         """Why nothing is kept; empty while it is."""
-        return self.store.off
+        return self.store.off or self._unwritable
 
     async def learned(self, binding: Binding) -> tuple[Learned, str]:
         """With what a model's loop begins, and where that is from in words. Raises nothing: a service that has lost
@@ -65,6 +68,7 @@ class DumpKeeper:
         fresh = Learned(binding=binding)
         try:
             found = await asyncio.to_thread(self.store.load, binding)
+            self._unwritable = await asyncio.to_thread(_unwritable, self.store.folder)
         except Exception:
             log.exception("what was learned before cannot be read")
             return fresh, "what was learned before cannot be read"
@@ -124,7 +128,18 @@ class DumpKeeper:
 
     def _save(self, learned: Learned) -> bool:
         try:
-            return self.store.save(learned)
+            saved = self.store.save(learned)
+            if saved:
+                self._unwritable = ""
+            return saved
         except Exception:  # nothing about a file may reach the loop
             log.exception("what was learned could not be saved")
             return False
+
+
+def _unwritable(folder: Path) -> str:
+    """Why nothing can be kept below `folder`, which need not exist; "" where it can be. The first save may be hours
+    away, and whoever looks after the board should know before."""
+    there = next((each for each in (folder, *folder.parents) if each.exists()), folder)
+    writable = there.is_dir() and os.access(there, os.W_OK)
+    return "" if writable else f"{there} cannot be written: what is learned of strategies is not kept"

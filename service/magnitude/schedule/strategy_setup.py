@@ -15,6 +15,7 @@ from magnitude.board.profile import BoardProfile
 from magnitude.config import Settings
 from magnitude.engine.protocol import Hello
 from magnitude.feedback.operators import OperatorSeries
+from magnitude.policy.drift import relevant
 from magnitude.policy.dumps import Dumps
 from magnitude.policy.field_test import FieldTest, part_in
 from magnitude.policy.learned import Binding, Learned
@@ -120,7 +121,7 @@ def build_strategies(settings: Settings, state_folder: Path, around: Surrounding
             model=plan.description.name,
             model_hash=plan.description.model_hash,
             ort_version=hello.ort_version if hello is not None else "",
-            cpu_features=hello.cpu_features if hello is not None else (),
+            cpu_features=tuple(sorted(relevant(hello.cpu_features))) if hello is not None else (),
         )
 
     def choose(facts: ModelFacts, learned: Learned) -> Optimizer:

@@ -6,6 +6,7 @@ staging folder (`staging.py`).
 
 from __future__ import annotations
 
+import contextlib
 import shutil
 import time
 from collections.abc import Callable
@@ -21,7 +22,7 @@ from magnitude.models.importing.order import ImportJob
 from magnitude.models.importing.sandbox import Limits, Progress, run_confined
 from magnitude.models.importing.source_kind import check_name, default_name, recognise
 from magnitude.models.importing.staging import put_in_place, remove_leftovers, staging_folder
-from magnitude.models.integrity import damaged_files
+from magnitude.models.integrity import damaged_files, file_entry
 from magnitude.models.manifest import Manifest, describe, write_manifest
 from magnitude.models.tolerance import Tolerance
 
@@ -38,6 +39,8 @@ _LEAST_MEMORY_BYTES = 512 << 20
 # stay float become float32.
 _DISK_PER_SOURCE_BYTE = 2
 _DISK_BESIDE_BYTES = 64 << 20
+# Below a block of most file systems a second copy takes hardly more than its name.
+_LEAST_SHARED_BYTES = 4096
 # CPU seconds: a minute to start with, and two for each ten MB, which a Pi 5 needs a fifth of. A damaged
 # file that sends a parser into a loop is stopped after minutes, not never.
 _CPU_S_BASE = 300
@@ -109,6 +112,8 @@ def import_model(
             check_name(target.name)
             _refuse_existing(target)
             manifest = msgspec.structs.replace(manifest, name=target.name)
+        if variant_of is not None:
+            _share_weights(staging, manifest, variant_of)
         _finish(staging, target, manifest)
     return describe(target, manifest)
 
@@ -141,6 +146,22 @@ def _check_parent(parent: ModelDescription, *, lora: bool) -> None:
         raise ImportFailed(
             f"adapters belong to {parent.name}, not to its variants", hint="Leave --lora out", param="lora"
         )
+
+
+def _share_weights(staging: Path, manifest: Manifest, parent: ModelDescription) -> None:
+    """Keep what is the parent's on the disk once: a variant with an INT8 cache has the same weights."""
+    for name, entry in manifest.files.items():
+        theirs = Path(parent.folder) / name
+        # A template is there to be edited, each by itself.
+        shareable = entry.size_bytes >= _LEAST_SHARED_BYTES and name != manifest.chat_template_file
+        if not shareable or not theirs.is_file() or theirs.stat().st_size != entry.size_bytes:
+            continue
+        if file_entry(theirs) != entry:
+            continue
+        with contextlib.suppress(OSError):  # file systems without hard links keep two
+            link = staging / f"{name}.parent"
+            link.hardlink_to(theirs)
+            link.replace(staging / name)
 
 
 def _refuse_existing(target: Path) -> None:

@@ -1,0 +1,125 @@
+"""A timeline of the strategy loop on a simulated board: what it chose, and what runs took."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from magnitude.board.profiles import load_profile
+from magnitude.errors import ConfigError
+from magnitude.policy.strategy import Strategy
+from magnitude.policy.terms import Effect, Event, RunsSeen
+from magnitude.simulate.closed_loop import simulate
+from magnitude.simulate.controllers import GovernedController
+from magnitude.simulate.load import read_load
+from magnitude.simulate.optimized import optimized_engine
+
+# Okabe and Ito's colours, told apart by colour-blind readers too.
+PROMPTS, ANSWERS = "#0072b2", "#d55e00"
+PANELS = ("threads", "decode step, ms", "prompt's token, ms")
+
+
+class Timeline(msgspec.Struct, kw_only=True):
+    """Seconds of the board's time with what was in force from then on (threads for prompts, for answers), and with
+    what a run took: seconds of a step or of a prompt's token."""
+
+    chosen: list[tuple[float, int, int]] = []
+    steps: list[tuple[float, float]] = []
+    pieces: list[tuple[float, float]] = []
+    switches: list[float] = []
+
+
+class Watched:
+    """A strategy loop, and what goes in and out of it."""
+
+    def __init__(self, loop: Any) -> None:
+        self.timeline = Timeline()
+        self._loop = loop
+
+    @property
+    def strategy(self) -> Strategy:
+        strategy: Strategy = self._loop.strategy
+        return strategy
+
+    @property
+    def wake_s(self) -> float | None:
+        wake_s: float | None = self._loop.wake_s
+        return wake_s
+
+    def apply(self, event: Event, now_s: float) -> Sequence[Effect]:
+        line = self.timeline
+        if isinstance(event, RunsSeen) and event.runs:
+            each_s = event.total_s / event.runs
+            if event.part == "decode":
+                line.steps.append((now_s, each_s))
+            elif event.part == "prefill":
+                line.pieces.append((now_s, each_s / event.tokens))
+        effects: Sequence[Effect] = self._loop.apply(event, now_s)
+        now = (self.strategy.prefill.threads, self.strategy.decode.threads)
+        if not line.chosen or line.chosen[-1][1:] != now:
+            line.chosen.append((now_s, *now))
+        return effects
+
+
+def timeline(board: str, load_name: str, hours: float) -> Timeline:
+    """The loop beside the thermal governor, from an engine that takes all cores."""
+    profile, load = load_profile(board), read_load(load_name)
+    engine = optimized_engine(profile, load)
+    engine.loop = watched = Watched(engine.loop)
+    simulate(profile, load, GovernedController(profile), hours=hours, engine=engine)
+    watched.timeline.switches = [at_s for at_s, decided in engine.decided if decided.kind in ("switch", "revert")]
+    return watched.timeline
+
+
+def draw(board: str, load_name: str, hours: float, target: Path) -> None:
+    """Write it. The kind of file goes by the name. Raises `ConfigError` where it cannot be written."""
+    import matplotlib
+
+    matplotlib.use("agg")
+    matplotlib.rcParams["svg.hashsalt"] = "magnitude"
+    from matplotlib import pyplot
+
+    line = timeline(board, load_name, hours)
+    figure, panels = pyplot.subplots(len(PANELS), 1, figsize=(10, 7), sharex=True)
+    _draw(panels, line, hours)
+    panels[0].set_title(
+        f"Simulated: {load_profile(board).title}, load {load_name!r}, strategy loop and thermal governor, "
+        "begun with a thread on every core",
+        fontsize="medium",
+    )
+    figure.tight_layout()
+    try:
+        figure.savefig(target, dpi=110, metadata={"Date": None} if target.suffix == ".svg" else None)
+    except (OSError, ValueError) as error:
+        raise ConfigError(
+            f"the plot {target} cannot be written: {error}", hint="Name a file in a folder that exists"
+        ) from error
+    finally:
+        pyplot.close(figure)
+
+
+def _draw(panels: Any, line: Timeline, hours: float) -> None:
+    minutes = [at_s / 60 for at_s, *_ in line.chosen] + [60 * hours]
+    for index, (colour, name) in enumerate(((PROMPTS, "prompts"), (ANSWERS, "answers"))):
+        values = [each[1 + index] for each in line.chosen]
+        panels[0].step(minutes, [*values, values[-1]], where="post", color=colour, label=name)
+    panels[0].legend(fontsize="small", loc="upper right")
+    panels[0].set_ylim(bottom=0)
+    for panel, points, colour in ((panels[1], line.steps, ANSWERS), (panels[2], line.pieces, PROMPTS)):
+        panel.plot(
+            [at_s / 60 for at_s, _ in points],
+            [1e3 * each_s for _, each_s in points],
+            ".",
+            color=colour,
+            markersize=1.5,
+        )
+        panel.set_ylim(bottom=0)
+    for panel, text in zip(panels, PANELS, strict=True):
+        for at_s in line.switches:
+            panel.axvline(at_s / 60, color="black", linewidth=0.7, linestyle="--")
+        panel.set_ylabel(text)
+        panel.grid(alpha=0.25)
+    panels[-1].set_xlabel("minutes (dashed: a switch)")

@@ -1,0 +1,168 @@
+"""The verbs of `scripts/bench policy`: what the strategy loop gains, what it costs, and what it must not do."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Sequence
+from concurrent.futures import ProcessPoolExecutor
+from pathlib import Path
+from typing import Annotated, TypeVar
+
+import typer
+from rich.box import SIMPLE_HEAD
+from rich.table import Table
+
+from bench import policy_service_verbs
+from bench.command import Json, console, leave_if, write_json
+from bench.policy_courses import (
+    NOISES,
+    NoiseResult,
+    SurvivorsResult,
+    noise_course,
+    noise_result,
+    survivor_course,
+    survivors_result,
+)
+from bench.policy_simulated import BOARDS, LOADS, Outcome, jobs, missed, outcomes, run_all
+
+app = typer.Typer(help=__doc__, no_args_is_help=True)
+
+Result = TypeVar("Result")
+
+
+def register(parent: typer.Typer) -> None:
+    parent.add_typer(app, name="policy")
+
+
+policy_service_verbs.register(app)
+
+
+@app.command()
+def simulated(
+    hours: Annotated[float, typer.Option(min=0.1, max=48, help="Simulated time of each run.")] = 2.0,
+    board: Annotated[str, typer.Option(help="Boards, comma-separated.")] = ",".join(BOARDS),
+    load: Annotated[str, typer.Option(help="Loads, comma-separated.")] = ",".join(LOADS),
+    json: Json = None,
+) -> None:
+    """Simulated: boards with the strategy loop beside an engine with a thread on every core."""
+    with console.status("") as status:
+        results = run_all(jobs(hours, board.split(","), load.split(",")), status.update)
+    found = outcomes(results)
+    console.print(
+        f"Simulated, {hours:g} h at 25 °C, learning from nothing included. x: against all cores, no governor, no "
+        "loop. Of chat the tokens/s while anything ran."
+    )
+    console.print(_simulated_table(found))
+    for one in found:
+        if one.summary.strategy:
+            console.print(f"{one.board}, {one.load}, {one.contender}: {one.summary.strategy}", soft_wrap=True)
+    write_json(json, simulated=True, runs=[{"job": job, "summary": summary} for job, summary in results.items()],
+               outcomes=found)  # fmt: skip
+    leave_if(missed(found))
+
+
+@app.command()
+def noise(
+    hours: Annotated[float, typer.Option(min=1, help="Simulated time of each seed.")] = 6.0,
+    seeds: Annotated[int, typer.Option(min=1, help="Courses of chance for each kind of noise.")] = 10,
+    json: Json = None,
+) -> None:
+    """Simulated: how often the loop switches when times scatter by 30 % and there is nothing, or little, to gain."""
+    gaps = (0.0, 0.02)
+    arguments = [(kind, gap, seed, hours) for kind in NOISES for gap in gaps for seed in range(seeds)]
+    with console.status(f"{len(arguments)} courses of {hours:g} h"):
+        courses = _in_parallel(noise_course, arguments)
+    each = {
+        (kind, gap): [course for (k, g, *_), course in zip(arguments, courses, strict=True) if (k, g) == (kind, gap)]
+        for kind in NOISES
+        for gap in gaps
+    }
+    results = [noise_result(kind, gap, hours, found) for (kind, gap), found in each.items()]
+    console.print(f"Simulated, {seeds} seeds of {hours:g} h each; the loop's rules as shipped.")
+    console.print(_noise_table(results))
+    write_json(json, simulated=True, noise=results)
+    leave_if([line for result in results for line in result.missed])
+
+
+@app.command()
+def survivors(
+    hours: Annotated[float, typer.Option(min=1, help="Simulated time of each seed.")] = 6.0,
+    seeds: Annotated[int, typer.Option(min=1, help="Courses of chance.")] = 10,
+    json: Json = None,
+) -> None:
+    """Simulated: a strategy that takes a fifth less time, but under which 5 % of the tasks time out."""
+    relative = 0.8
+    results = []
+    for what in ("session", "weights"):
+        arguments = [(what, relative, seed, hours, failing) for failing in (True, False) for seed in range(seeds)]
+        with console.status(f"{len(arguments)} courses of {hours:g} h"):
+            courses = _in_parallel(_survivor_course, arguments)
+        results.append(survivors_result(what, relative, hours, courses[:seeds], courses[seeds:]))  # type: ignore[arg-type]
+    console.print(f"Simulated, {seeds} seeds of {hours:g} h each; time by the strategy in question: {relative:g} x.")
+    console.print(_survivors_table(results))
+    write_json(json, simulated=True, survivors=results)
+    leave_if([line for result in results for line in result.missed])
+
+
+@app.command()
+def plot(
+    target: Annotated[Path, typer.Argument(help="docs/strategy.svg")],
+    board: Annotated[str, typer.Option(help="The simulated board.")] = "rock5b",
+    load: Annotated[str, typer.Option(help="The load.")] = "agent",
+    hours: Annotated[float, typer.Option(min=0.1, max=48, help="Simulated time.")] = 1.0,
+) -> None:
+    """Simulated: a timeline of what the loop chose, and how long steps and prompts took meanwhile."""
+    from bench.policy_plot import draw
+    from magnitude.simulate.plot import can_plot
+
+    can_plot(target)
+    draw(board, load, hours, target)
+    console.print(f"written: {target}")
+
+
+def _in_parallel(job: Callable[..., Result], arguments: Sequence[tuple[object, ...]]) -> list[Result]:
+    """All of them, on all CPUs that there are, in order."""
+    with ProcessPoolExecutor(max_workers=len(os.sched_getaffinity(0))) as pool:
+        return list(pool.map(job, *zip(*arguments, strict=True)))
+
+
+def _survivor_course(what: str, relative: float, seed: int, hours: float, failing: bool) -> object:
+    return survivor_course(what, relative, seed, hours, failing=failing)  # type: ignore[arg-type]
+
+
+def _simulated_table(found: list[Outcome]) -> Table:
+    table = Table(box=SIMPLE_HEAD, title="simulated")
+    for name in ("board", "load", "", "tokens/s", "prompts", "TTFT p95", "between p95", "J/token", "switches"):
+        table.add_column(name, no_wrap=True)
+    for one in found:
+        figures = (one.speed, one.prompt_speed, one.ttft_p95, one.inter_token_p95, one.energy)
+        shown = [f"{figure:.3f} x" if figure is not None else "-" for figure in figures]
+        table.add_row(one.board, one.load, one.contender, *shown, str(one.summary.switches))
+    return table
+
+
+def _noise_table(results: list[NoiseResult]) -> Table:
+    table = Table(box=SIMPLE_HEAD, title="simulated, noise of ±30 %")
+    for name in ("factor drawn for", "apart in truth", "switches an hour", "most in an hour", "ended wrong"):
+        table.add_column(name, no_wrap=True)
+    for one in results:
+        table.add_row(one.noise, f"{one.gap:.0%}", f"{one.switches_an_hour:.2f}", str(one.worst_hour),
+                      f"{one.ended_wrong} of {one.seeds}")  # fmt: skip
+    return table
+
+
+def _survivors_table(results: list[SurvivorsResult]) -> Table:
+    table = Table(box=SIMPLE_HEAD, title="simulated, 5 % of tasks time out")
+    for name in (
+        "strategy",
+        "chosen without",
+        "chosen with",
+        "tasks under it",
+        "tasks failed",
+        "of the last quarter",
+    ):
+        table.add_column(name, no_wrap=True)
+    for one in results:
+        table.add_row(one.what, f"{one.chosen_without} of {one.seeds}", f"{one.chosen_with} of {one.seeds}",
+                      f"{one.tasks_under_it:.0f}", f"{one.failed_tasks:.1f}", f"{one.last_share:.1%}")  # fmt: skip
+    return table
