@@ -43,7 +43,7 @@ def fusion(
         ]
     table = Table(box=SIMPLE_HEAD)
     for column in ("threads", "run", "own graph, ms", "plan", "time", "processor time", "equal"):
-        table.add_column(column)
+        table.add_column(column, overflow="fold")
     for cost in costs:
         ratios = (f"{s.median:.2f} ({s.low:.2f} to {s.high:.2f})" for s in (cost.ratio, cost.processor_ratio))
         equal = "to the bit" if cost.equal else "no"

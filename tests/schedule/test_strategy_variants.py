@@ -9,6 +9,7 @@ import pytest
 from sample_plans import decoder_plan
 from test_strategies import BOARD, House, play
 
+from magnitude.feedback.records import Outcome, TaskRecord
 from magnitude.policy.learned import Learned
 from magnitude.policy.optimizer import Optimizer
 from magnitude.policy.rules import ModelFacts, Rules
@@ -77,6 +78,25 @@ def test_short_memory_loads_no_second_model() -> None:
         assert house.strategies.variant_for("m", "generate") == ""
 
     play(house, scenario)
+
+
+def test_a_variant_that_tasks_fail_with_is_given_up_for_its_model() -> None:
+    house = Choosing(Rules(prefer="speed", window=20))
+
+    async def scenario() -> None:
+        await house.on(BOARD)
+        for _ in range(200):
+            house.strategies.task_ended(ended("m", "ok"))
+        assert house.strategies.variant_for("m", "generate") == "small"
+        for _ in range(200):
+            house.strategies.task_ended(ended("small", "timed_out"))
+        assert house.strategies.variant_for("m", "generate") == ""
+
+    play(house, scenario)
+
+
+def ended(model: str, outcome: Outcome) -> TaskRecord:
+    return TaskRecord(kind="generate", model=model, outcome=outcome, prompt_tokens=4, new_tokens=4, prefill_s=0.1)
 
 
 def test_a_model_without_a_loop_computes_by_itself() -> None:

@@ -125,8 +125,7 @@ class SessionDesk:
 
     def profile(self, message: ProfileOperators, *, idle: bool) -> None:
         """Begin, if `idle`. Raises `RequestError` for runs that cannot be done."""
-        model = find_loaded(self._models, message.model)
-        self.profiler.begin(message, model, idle=idle and not self.preparing)
+        self.profiler.begin(message, find_loaded(self._models, message.model), idle=idle and not self.preparing)
 
     def run_aside(self) -> None:
         """One run of the probe, or of the profile: progress like any other, but nothing that is open."""
