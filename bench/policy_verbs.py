@@ -8,6 +8,7 @@ from concurrent.futures import ProcessPoolExecutor
 from pathlib import Path
 from typing import Annotated, TypeVar
 
+import msgspec
 import typer
 from rich.box import SIMPLE_HEAD
 from rich.table import Table
@@ -23,6 +24,7 @@ from bench.policy_courses import (
     survivor_course,
     survivors_result,
 )
+from bench.policy_load import LoadResult
 from bench.policy_simulated import BOARDS, LOADS, Outcome, jobs, missed, outcomes, run_all
 
 app = typer.Typer(help=__doc__, no_args_is_help=True)
@@ -109,15 +111,28 @@ def plot(
     target: Annotated[Path, typer.Argument(help="docs/strategy.svg")],
     board: Annotated[str, typer.Option(help="The simulated board.")] = "rock5b",
     load: Annotated[str, typer.Option(help="The load.")] = "agent",
-    hours: Annotated[float, typer.Option(min=0.1, max=48, help="Simulated time.")] = 1.0,
+    hours: Annotated[float, typer.Option(min=0.1, max=48, help="Simulated time.")] = 0.75,
+    figures: Annotated[
+        Path | None,
+        typer.Option("--from", help="What `policy load --json` wrote: draw that, instead of a simulation."),
+    ] = None,
 ) -> None:
-    """Simulated: a timeline of what the loop chose, and how long steps and prompts took meanwhile."""
-    from bench.policy_plot import draw
+    """A timeline of what the loop chose, and how long work took meanwhile: simulated, or of a load that was run."""
+    from bench.policy_plot import draw, draw_load
     from magnitude.simulate.plot import can_plot
 
     can_plot(target)
-    draw(board, load, hours, target)
+    if figures is None:
+        draw(board, load, hours, target)
+    else:
+        draw_load(msgspec.json.decode(figures.read_bytes(), type=_Written).load.runs, target)
     console.print(f"written: {target}")
+
+
+class _Written(msgspec.Struct):
+    """What is needed of the file that `policy load` writes."""
+
+    load: LoadResult
 
 
 def _in_parallel(job: Callable[..., Result], arguments: Sequence[tuple[object, ...]]) -> list[Result]:

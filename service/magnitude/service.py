@@ -33,7 +33,9 @@ from magnitude.engine.client import EngineLink
 from magnitude.engine.protocol import Heartbeat, PoolUse, Steps, Tokens, ToService
 from magnitude.errors import EngineNotReady, MagnitudeError
 from magnitude.feedback.circumstances import ChosenBy, PlanFacts
+from magnitude.feedback.counter_sight import CounterSight
 from magnitude.feedback.metrics import Metrics
+from magnitude.feedback.operators import OperatorSeries
 from magnitude.feedback.recorder import Recorder
 from magnitude.models.description import ModelDescription
 from magnitude.paths import Paths
@@ -156,7 +158,7 @@ class Service:
             on_up=self._on_up,
             on_down=self._on_down,
             on_failed=self._on_failed,
-            spawn=partial(EngineProcess.spawn, group=engine_cgroup, packed=paths.cache / "packed"),
+            spawn=partial(EngineProcess.spawn, group=engine_cgroup, packed=paths.cache / "packed", scratch=paths.run),
             on_beat=self._on_beat,
             on_give_up=lambda reason: self.request_exit(EXIT_ENGINE_BUDGET_SPENT, reason),
             spare_wanted=lambda: settings.engine.spare != "off" and self._free_bytes() > SPARE_HEADROOM_BYTES,
@@ -227,12 +229,24 @@ class Service:
         self.dispatcher.watched.pace = lambda: self.pace.by_source
         if simulated is not None:
             self.dispatcher.watched.simulated_board = simulated.state
+        # Nothing of the kind is known of a simulated board's work.
+        self.ceilings = facts_of_board(self.profile, self._cpu.affinity) if simulated is None else None
+        self.operators = OperatorSeries()
+        self.counters = CounterSight(
+            self.feedback.runs,
+            hello=lambda: self.supervisor.hello,
+            weights=self._decoder_weights,
+            read_bytes_s=self.ceilings.read_bytes_s if self.ceilings is not None else None,
+        )
+        self.dispatcher.watched.operators = self.operators.figures
+        self.dispatcher.watched.counters = self.counters.state
         self.board_sight = BoardSight(
             snapshot=lambda: self.board.snapshot,
             in_force=self.board.in_force,
             memory_step=lambda: self.memory.step,
             # A simulated board's heat, and the CPUs that really compute.
             cpus=engine_cpus(self._cpu.topology, self._cpu.affinity, self._cpu.quota_cpus) if simulated else None,
+            bandwidth_use=self.counters.bandwidth_use,
         )
         self.memory = MemoryWatch(
             settings.memory,
@@ -274,7 +288,8 @@ class Service:
                 note=self._strategy_decided,
                 rules=rules_of(self.settings, self.profile.name),
                 board_name=board_name_of(self.profile, simulated=simulated),
-                ceilings=facts_of_board(self.profile, self._cpu.affinity) if not simulated else None,
+                operators=self.operators,
+                ceilings=self.ceilings,
             ),
         )
         self.board.on_look = strategies.board_looked
@@ -288,11 +303,16 @@ class Service:
                 rules_of(settings, self.profile.name),
                 save_every_s=settings.policy.save_every_s,
                 session_memory_bytes=settings.policy.session_memory_bytes,
+                profile_every=settings.policy.profile_every,
             )
 
     def _strategy_decided(self, model: str, decided: Decided) -> None:
         strategy = self.strategies.strategy_of(model) if self.strategies is not None else None
         self.recorder.decided(decided, model, strategy)
+
+    def _decoder_weights(self) -> list[tuple[str, int]]:
+        models = (plan.description for plan in self.dispatcher.plans() if plan.kv is not None)
+        return [(model.name, model.weight_bytes) for model in models]
 
     def _board_seen(self) -> BoardSeen | None:
         return self.board_sight()
@@ -339,6 +359,7 @@ class Service:
         metrics.watch_memory_steps(self.memory.state)
         metrics.watch_board(self.board.view)
         metrics.watch_runs(self.feedback.runs.figures)
+        metrics.watch_operators(self.operators.figures, self.counters.state)
         if self.strategies is not None:
             metrics.watch_strategies(self.strategies.state)
         metrics.watch_load(
@@ -483,6 +504,7 @@ class Service:
 
     def _on_beat(self, heartbeat: Heartbeat) -> None:
         self.recorder.beat(heartbeat)
+        self.counters.beat(heartbeat)
 
     def _on_up(self, link: EngineLink) -> None:
         self.pace.engine_up(link)  # before the first request
@@ -498,6 +520,7 @@ class Service:
 
     def _on_down(self, loss: EngineLoss) -> None:
         self.pace.engine_down()
+        self.counters.engine_gone()
         self.switch.engine_down()
         if self.strategies is not None:
             self.strategies.engine_down(loss)

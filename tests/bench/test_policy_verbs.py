@@ -23,10 +23,10 @@ from bench.policy_courses import (
 )
 from bench.policy_figures import LOOP, LoadRun
 from bench.policy_load import Fixed, Kept, LoadPlan, LoadResult
-from bench.policy_plot import timeline
+from bench.policy_plot import draw, draw_load, timeline
 from bench.policy_restart import Start, restart_result
 from bench.policy_simulated import Job, jobs, missed, outcomes, run_job, thread_pairs
-from bench.policy_work import SHARES, phases, said
+from bench.policy_work import SHARES, PhaseRun, phases, said
 from magnitude.board.profiles import load_profile
 from magnitude.board.roots import HostRoots
 from magnitude.policy.rules import Rules
@@ -176,3 +176,23 @@ def test_the_timeline_begins_with_all_cores_and_ends_with_the_big_ones() -> None
     before = [each_s for at_s, each_s in line.steps if at_s < 50]
     after = [each_s for at_s, each_s in line.steps if at_s > line.switches[-1] + 30]
     assert max(after) < min(before)
+
+
+def test_both_timelines_are_drawn(tmp_path: Path) -> None:
+    load = phases()
+    runs = [
+        LoadRun(
+            contender=name,
+            round=at,
+            phases=tuple(PhaseRun(phase=phase.name, seconds=1.0 + at, request_s=(0.5,), tokens=9) for phase in load),
+            strategies=tuple(Fixed(decode=2, prefill=1, chunk=128).name for _ in load),
+        )
+        for at in range(2)
+        for name in ("shipped default", "fixed", LOOP)
+    ]
+    for target, begin in ((tmp_path / "a.svg", b"<?xml"), (tmp_path / "a.png", b"\x89PNG")):
+        draw_load(runs, target)
+        assert target.read_bytes().startswith(begin)
+    simulated = tmp_path / "b.png"
+    draw("pi5-cooler", "steady", 0.1, simulated)
+    assert simulated.read_bytes().startswith(b"\x89PNG")

@@ -127,6 +127,8 @@ def test_the_same_work_runs_in_both_modes_in_turn_and_the_gain_comes_out() -> No
     seen = proof.seen()
     assert (seen.strategies_off, seen.strategies_on) == (("answers 4 threads",), ("answers 2 threads",))
     assert seen.on_delay_s == 1.5
+    # This service switches whenever it is let go.
+    assert 0 < sum(block.switches for block in proof.blocks) <= 2 * len(proof.rounds_took_s)
     assert seen.energy == ""
     assert {frozenset(headers.items()) for headers in service.headers} == {
         frozenset({"X-Magnitude-Keep": "no", "X-Magnitude-Task": "attribute"}.items())

@@ -176,7 +176,8 @@ def test_energy_and_memory_stand_beside_time_and_what_was_not_measured_is_left_o
 
 def test_switches_are_counted_an_hour_of_the_loop_being_on() -> None:
     work = [msgspec.structs.replace(block, switches=1) for block in blocks(2, flat)]
-    assert attribute(work, resamples=FEW).switches_per_hour == pytest.approx(3600 / sum(SHAPES))
+    # Those that are seen with the loop off came while it was let go.
+    assert attribute(work, resamples=FEW).switches_per_hour == pytest.approx(2 * 3600 / sum(SHAPES))
 
 
 @given(st.lists(st.floats(0, 1e4), max_size=5), st.floats(0, 1e4))

@@ -22,9 +22,14 @@ def seen(
     in_force: InForce | None = None,
     step: Step = "normal",
     cpus: EngineCpus | None = None,
+    bandwidth_use: float | None = None,
 ) -> BoardSeen | None:
     sight = BoardSight(
-        snapshot=lambda: snapshot, in_force=lambda: in_force or InForce(), memory_step=lambda: step, cpus=cpus
+        snapshot=lambda: snapshot,
+        in_force=lambda: in_force or InForce(),
+        memory_step=lambda: step,
+        cpus=cpus,
+        bandwidth_use=lambda: bandwidth_use,
     )
     return sight()
 
@@ -46,6 +51,12 @@ def test_each_step_against_a_shortage_counts_as_short_memory() -> None:
     board = seen(step="trim")
     assert board is not None
     assert board.memory == "short"
+
+
+def test_the_use_of_the_memorys_bandwidth_is_told_as_far_as_it_is_known() -> None:
+    assert seen(bandwidth_use=0.8) == BoardSeen(
+        cores=(4, 5, 0, 1), usable=3, big=2, clock_share=0.5, bandwidth_use=0.8
+    )
 
 
 def test_a_board_that_is_not_seen_is_not_guessed() -> None:

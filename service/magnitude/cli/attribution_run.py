@@ -72,6 +72,7 @@ class Proof:
         self._strategies: dict[Mode, dict[str, None]] = {"off": {}, "on": {}}  # ordered sets
         self._on_s = self._loop_cpu_s = 0.0
         self._delay_s: float | None = None
+        self._switches: int | None = None  # the service's count when the last block was over
 
     def run(
         self, for_s: float, learn_s: float = 0.0, told: Callable[[Mode, Block], None] = lambda mode, block: None
@@ -136,6 +137,9 @@ class Proof:
         self._sleep(REPORTED_S)
         after, then = control.get("/v1/magnitude/state"), _running(control, self._model)
         self._strategies[mode][then["in_words"]] = None
+        # One may come between two blocks as well, when the loop is let go.
+        before = running["switches"] if self._switches is None else self._switches
+        self._switches = then["switches"]
         if mode == "on":
             self._on_s += took_s
             self._loop_cpu_s += max(0.0, then["cpu_s"] - running["cpu_s"])
@@ -146,7 +150,7 @@ class Proof:
             took_s=took_s,
             energy_j=watch.joules if self._meter is not None else self._modelled_j(took_s, state, after, then),
             peak_rss_bytes=watch.peak_rss_bytes,
-            switches=max(0, then["switches"] - running["switches"]),
+            switches=max(0, then["switches"] - before),
         )
 
     def _replay(self, pool: ThreadPoolExecutor, clients: list[ServiceClient]) -> tuple[Answer, ...]:

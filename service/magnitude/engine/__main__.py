@@ -1,4 +1,5 @@
-"""`python -m magnitude.engine --fd N [--packed FOLDER]`: the engine on the inherited socket with descriptor N.
+"""`python -m magnitude.engine --fd N [--packed FOLDER] [--scratch FOLDER]`: the engine on the inherited socket with
+descriptor N.
 
 Exit statuses: 0 asked to leave or the service is gone, 71 out of memory, 76 broken stream, 78 the service
 speaks another protocol version (see `process.py`).
@@ -46,6 +47,7 @@ def main(arguments: list[str] | None = None) -> int:
     )
     parser.add_argument("--fd", type=int, help="descriptor of the connected socket to the service")
     parser.add_argument("--packed", type=Path, help="folder where further sessions of a model keep packed weights")
+    parser.add_argument("--scratch", type=Path, help="folder for files of a moment; off the flash if there is one")
     options = parser.parse_args(arguments)
     fd = options.fd
     if fd is None:
@@ -70,7 +72,7 @@ def main(arguments: list[str] | None = None) -> int:
         return process.EXIT_PROTOCOL_BROKEN
     progress = Progress()
     packed = PackedWeights(options.packed, same_results) if options.packed is not None else None
-    loop = EngineLoop(link.send, progress, packed=packed)
+    loop = EngineLoop(link.send, progress, packed=packed, scratch=options.scratch)
     stop = threading.Event()
     hellos: queue.SimpleQueue[Hello] = queue.SimpleQueue()
     greeted = False
@@ -90,6 +92,8 @@ def main(arguments: list[str] | None = None) -> int:
         process.leave_now(0)
 
     try:
+        # Before any session: threads that are there already are not counted.
+        counters = Counters()
         link.send(
             Hello(
                 protocol_version=PROTOCOL_VERSION,
@@ -98,6 +102,7 @@ def main(arguments: list[str] | None = None) -> int:
                 ort_version=onnxruntime.__version__,
                 providers=PROVIDERS,
                 cpu_features=read_cpu_features(),
+                not_counted={str(name): why for name, why in counters.missing.items()},
             )
         )
         start_reader(link, on_message, on_end)
@@ -116,11 +121,6 @@ def main(arguments: list[str] | None = None) -> int:
                 PROTOCOL_VERSION,
             )
             return process.EXIT_VERSION_MISMATCH
-        # Before any session: threads that are there already are not counted.
-        counters = Counters()
-        if counters.missing:
-            reasons = "; ".join(f"{name}: {why}" for name, why in counters.missing.items())
-            log.info("not counted by the processor: %s", reasons)
         start_heartbeat(link, progress, stop, counters=counters)
         loop.run()
     except MemoryError:

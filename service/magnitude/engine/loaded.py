@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import math
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -19,6 +19,7 @@ from magnitude.engine.draft_model import LoadedDraftModel
 from magnitude.engine.encoder import EncodeJob, Encoder
 from magnitude.engine.generation import Generation, check_generate, take_slot
 from magnitude.engine.kv import KvMemory
+from magnitude.engine.operator_profile import PhaseRuns
 from magnitude.engine.probing import ProbeJob, check_rounds, decoder_runs, encoder_runs
 from magnitude.engine.process import forget_mapped_pages, trim_heap
 from magnitude.engine.protocol import (
@@ -35,7 +36,7 @@ from magnitude.engine.protocol import (
 from magnitude.engine.ranking import RankJob
 from magnitude.engine.run_pool import RunPool
 from magnitude.engine.sampling import Sampler, check_settings
-from magnitude.engine.session_messages import CompareSession, Probe
+from magnitude.engine.session_messages import CompareSession, Probe, ProbedRun, ProfileOperators
 from magnitude.engine.session_set import SessionSet
 from magnitude.engine.session_spec import SessionSpec
 from magnitude.engine.sessions import describe, open_session
@@ -44,7 +45,7 @@ from magnitude.engine.slot_header import SlotState
 from magnitude.engine.speculation import Speculation
 from magnitude.engine.tensors import TensorJob
 from magnitude.engine.thread_place import ThreadPlace
-from magnitude.errors import EngineError, MagnitudeError, ModelError, RequestError
+from magnitude.errors import EngineError, MagnitudeError, ModelError, ModelNotFound, RequestError
 from magnitude.models.adapters import kv_hash
 from magnitude.models.description import ModelDescription
 
@@ -343,6 +344,11 @@ class LoadedModel:
             self._encoder.drop_session(spec)
         self.sessions.remove(spec)
 
+    def check_profile(self, request: ProfileOperators) -> None:
+        """Raise `RequestError` for a model whose operators cannot be told apart by what they are for."""
+        if self.description.kind == "tensors":
+            raise self._cannot("be profiled: what its tensors mean is not known")
+
     def open_comparison(self, request: CompareSession) -> CompareJob:
         """Raises `EngineError` when there is no such session, `RequestError` for texts that cannot be computed."""
         session = self._prepared(request.session)
@@ -360,6 +366,44 @@ class LoadedModel:
             return ProbeJob(request, encoder_runs(request, self._encoder), clock)
         decoder, kv = self._decoder_parts()
         return ProbeJob(request, decoder_runs(request, decoder, kv, self.description.model_hash), clock)
+
+    def session_like(self) -> SessionSpec:
+        """How the session in force is made: of answers, where the model has them."""
+        return self.sessions.like("decode" if self._decoder is not None else "prefill")
+
+    def begin_profile(self, request: ProfileOperators, twin: SessionSpec, session: Any) -> tuple[PhaseRuns, ...]:
+        """The runs by a twin of the session in force, until `end_profile`. What the slot held is lost.
+
+        Raises `ModelError` when its graph is not the model's, `RequestError` for runs that cannot be done.
+        """
+        step, piece = (ProbedRun(session=twin, rows=1, tokens=tokens) for tokens in (1, request.tokens))
+        probe = Probe(
+            request_id=request.request_id,
+            model=request.model,
+            slot=request.slot,
+            runs=(step, piece),
+            rounds=request.steps,
+            past_tokens=request.past_tokens,
+        )
+        check_rounds(probe)
+        if self._encoder is not None:
+            self._encoder.add_session(twin, session)
+            (text,) = encoder_runs(msgspec.structs.replace(probe, runs=(piece,)), self._encoder)
+            return (PhaseRuns(phase="encode", tokens=request.tokens, run=text, counted=request.steps),)
+        decoder, kv = self._decoder_parts()
+        decoder.add_session(twin, session)
+        decode, prefill = decoder_runs(probe, decoder, kv, self.description.model_hash)
+        return (
+            PhaseRuns(phase="decode", tokens=1, run=decode, counted=request.steps),
+            PhaseRuns(phase="prefill", tokens=request.tokens, run=prefill, counted=1),
+        )
+
+    def end_profile(self, twin: SessionSpec) -> None:
+        """Let go of the twin."""
+        if self._decoder is not None:
+            self._decoder.drop_session(twin)
+        if self._encoder is not None:
+            self._encoder.drop_session(twin)
 
     def _prepared(self, spec: SessionSpec | None) -> SessionSpec | None:
         if spec not in self.sessions:
@@ -413,3 +457,11 @@ class LoadedModel:
             param="model",
             hint="Name a model of the right kind",
         )
+
+
+def find_loaded(models: Mapping[str, LoadedModel], name: str) -> LoadedModel:
+    """The model of that name. Raises `ModelNotFound` when it is not loaded."""
+    model = models.get(name)
+    if model is None:
+        raise ModelNotFound(f"model {name} is not loaded", param="model", hint="See the list of models for what is")
+    return model

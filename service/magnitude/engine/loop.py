@@ -13,15 +13,17 @@ import queue
 import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from magnitude.engine.generation import never_started
 from magnitude.engine.link import ServiceGone
-from magnitude.engine.loaded import LoadedModel
+from magnitude.engine.loaded import LoadedModel, find_loaded
 from magnitude.engine.message import Message
 from magnitude.engine.packed_weights import PackedWeights
 from magnitude.engine.preparing import SessionBuilt
 from magnitude.engine.process import give_back_memory
+from magnitude.engine.profiling import TwinEvent
 from magnitude.engine.protocol import (
     CancelRequest,
     Done,
@@ -49,11 +51,18 @@ from magnitude.engine.protocol import (
     UnloadModel,
 )
 from magnitude.engine.session_desk import SessionDesk
-from magnitude.engine.session_messages import CompareSession, PrepareSession, Probe, ReleaseSession, UseSessions
+from magnitude.engine.session_messages import (
+    CompareSession,
+    PrepareSession,
+    Probe,
+    ProfileOperators,
+    ReleaseSession,
+    UseSessions,
+)
 from magnitude.engine.slot_header import SlotState
 from magnitude.engine.stats import Progress, read_memory
 from magnitude.engine.work import Results, Run, Work
-from magnitude.errors import EngineError, MagnitudeError, ModelNotFound, RequestError
+from magnitude.errors import EngineError, MagnitudeError, RequestError
 
 if TYPE_CHECKING:
     from magnitude.engine.grammar import Grammar
@@ -82,7 +91,7 @@ class GrammarBuilt:
         self.outcome = outcome
 
 
-Event = Arrived | GrammarBuilt | SessionBuilt
+Event = Arrived | GrammarBuilt | SessionBuilt | TwinEvent
 
 
 class _Waiting:
@@ -106,7 +115,7 @@ _TRIM_ABOVE_BYTES = 4 * 1024 * 1024
 
 class EngineLoop:
     """Holds the models and the open jobs. `post` may be called from any thread; `packed` is where further sessions
-    keep packed weights."""
+    keep packed weights, `scratch` where files of a moment may be."""
 
     def __init__(
         self,
@@ -114,6 +123,7 @@ class EngineLoop:
         progress: Progress,
         clock: Callable[[], float] = time.monotonic,
         packed: PackedWeights | None = None,
+        scratch: Path | None = None,
     ) -> None:
         self._send = send
         self._progress = progress
@@ -126,7 +136,14 @@ class EngineLoop:
         # others go on.
         self._waiting: dict[int, _Waiting] = {}
         self._sessions = SessionDesk(
-            self._models, self._work, progress, answer=self._answer, post=self.post, clock=clock, packed=packed
+            self._models,
+            self._work,
+            progress,
+            answer=self._answer,
+            post=self.post,
+            clock=clock,
+            packed=packed,
+            scratch=scratch,
         )
         self._builder = ThreadPoolExecutor(
             max_workers=1, thread_name_prefix="engine-grammar", initializer=self._sessions.place.leave
@@ -146,15 +163,19 @@ class EngineLoop:
             self._pause()  # what ran before the engine was idle may not be made up for yet
             if len(self._work) and not self._leave:
                 self._turn()
-            elif self._sessions.probing and not self._leave:
-                self._sessions.run_probe()
+            elif self._sessions.has_runs and not self._leave:
+                self._sessions.run_aside()
         for model in self._models.values():
             model.close()
 
     @property
     def _busy(self) -> bool:
         """Whether there is anything to compute."""
-        return len(self._work) > 0 or self._sessions.probing
+        return len(self._work) > 0 or self._sessions.has_runs
+
+    @property
+    def _nothing_open(self) -> bool:
+        return not (len(self._work) or self._waiting or self._closed)
 
     def _turn(self) -> None:
         for run in self._work.turn():
@@ -250,6 +271,8 @@ class EngineLoop:
                 self._grammar_built(event)
             case SessionBuilt():
                 self._sessions.built(event)
+            case TwinEvent():
+                self._sessions.profiler.happened(event)
             case Arrived():
                 self._handle_message(event)
         self._open_changed()
@@ -282,8 +305,9 @@ class EngineLoop:
                     self._check_slot(message)
                     self._sessions.compare(message)
                 case Probe():
-                    idle = not (len(self._work) or self._waiting or self._closed)
-                    self._sessions.probe(message, idle=idle)
+                    self._sessions.probe(message, idle=self._nothing_open)
+                case ProfileOperators():
+                    self._sessions.profile(message, idle=self._nothing_open)
                 case UseSessions():
                     self._sessions.use(message)
                 case Measure():
@@ -338,12 +362,7 @@ class EngineLoop:
             raise EngineError("the engine takes nothing new", code="engine_draining", hint="Ask again in a moment")
 
     def _model(self, name: str) -> LoadedModel:
-        model = self._models.get(name)
-        if model is None:
-            raise ModelNotFound(
-                f"model {name} is not loaded", param="model", hint="See the list of models for what is"
-            )
-        return model
+        return find_loaded(self._models, name)
 
     def _join(
         self, model: LoadedModel, request: Generate, state: SlotState, grammar: Grammar | None, received_s: float

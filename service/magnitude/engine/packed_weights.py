@@ -72,22 +72,23 @@ class PackedWeights:
         self._check = check
         self._cpu_features = read_cpu_features() if cpu_features is None else cpu_features
 
-    def open(self, model: ModelDescription, spec: SessionSpec) -> Any:
-        """A session of the model's graph as `spec` says, with mapped weights where that is possible.
+    def open(self, model: ModelDescription, spec: SessionSpec, *, profile: str = "") -> Any:
+        """A session of the model's graph as `spec` says, with mapped weights where that is possible. One with a
+        `profile` (`sessions.session_options`) uses what is there and adds nothing.
 
         Raises what `open_session` raises for the model's own files, and nothing else.
         """
         path = Path(model.folder) / (spec.graph_file or model.graph_file)
         if model.kind != "tensors":  # of unknown inputs: nothing could be checked
             try:
-                session = self._mapped(model, path, spec)
+                session = self._mapped(model, path, spec, profile)
                 if session is not None:
                     return session
             except Exception as error:
                 log.info("packed weights of %s are not used: %s", model.name, str(error).strip()[:300])
-        return open_session(path, spec.threads, arena=spec.arena)
+        return open_session(path, spec.threads, arena=spec.arena, profile=profile)
 
-    def _mapped(self, model: ModelDescription, path: Path, spec: SessionSpec) -> Any:
+    def _mapped(self, model: ModelDescription, path: Path, spec: SessionSpec, profile: str) -> Any:
         key = self.key_of(model, path)
         self._root.mkdir(mode=0o750, parents=True, exist_ok=True)
         entry = self._root / key
@@ -103,11 +104,13 @@ class PackedWeights:
             try:
                 _verify(entry)
                 with self._trying(key):
-                    session = _open_entry(entry, spec)
+                    session = _open_entry(entry, spec, profile)
                 os.utime(entry)
             except Exception:
                 shutil.rmtree(entry)
                 raise
+        elif profile:
+            return None
         else:
             session = self._create(model, path, spec, key)
         for old in self._deaths(key):
@@ -226,8 +229,8 @@ def _save(path: Path, spec: SessionSpec, folder: Path) -> Any:
     return onnxruntime.InferenceSession(str(path), options, providers=list(PROVIDERS))
 
 
-def _open_entry(entry: Path, spec: SessionSpec) -> Any:
-    options = session_options(spec.threads, arena=spec.arena)
+def _open_entry(entry: Path, spec: SessionSpec, profile: str = "") -> Any:
+    options = session_options(spec.threads, arena=spec.arena, profile=profile)
     # It was optimised before it was written, and weights are found by the names that they had then.
     options.graph_optimization_level = onnxruntime.GraphOptimizationLevel.ORT_DISABLE_ALL
     return onnxruntime.InferenceSession(str(entry / GRAPH), options, providers=list(PROVIDERS))

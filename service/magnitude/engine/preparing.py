@@ -70,7 +70,7 @@ class Preparations:
         self._packed = packed
         self._clock = clock
         self._waiting: deque[Preparation] = deque()  # the first one is being made
-        self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="engine-session")
+        self.thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="engine-session")
 
     def __len__(self) -> int:
         return len(self._waiting)
@@ -121,7 +121,7 @@ class Preparations:
         return results
 
     def _start(self) -> None:
-        self._thread.submit(self._build, self._waiting[0])
+        self.thread.submit(self._build, self._waiting[0])
 
     def _build(self, preparation: Preparation) -> None:
         """Runs in the thread."""

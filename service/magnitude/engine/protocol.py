@@ -20,9 +20,11 @@ from magnitude.engine.message import Message
 from magnitude.engine.session_messages import (
     Compared,
     CompareSession,
+    OperatorsProfiled,
     PrepareSession,
     Probe,
     Probed,
+    ProfileOperators,
     ReleaseSession,
     SessionPrepared,
     UseSessions,
@@ -30,7 +32,7 @@ from magnitude.engine.session_messages import (
 from magnitude.engine.session_spec import SessionSpec
 from magnitude.models.description import ModelDescription
 
-PROTOCOL_VERSION = 4
+PROTOCOL_VERSION = 5
 MAX_FRAME_BYTES = 256 * 1024 * 1024  # largest tensor message; a longer length word means a broken stream
 
 FinishReason = Literal["stop", "length", "cancelled", "error"]
@@ -44,12 +46,15 @@ StepKind = Literal["decode", "prefill", "verify", "slide", "encode", "tensors"]
 
 
 class Hello(Message, frozen=True, kw_only=True, tag="hello"):
+    """`not_counted`: what the processor does not count for the engine, and why."""
+
     protocol_version: int
     software_version: str
     pid: int
     ort_version: str = ""
     providers: tuple[str, ...] = ()
     cpu_features: tuple[str, ...] = ()
+    not_counted: dict[str, str] = msgspec.field(default_factory=dict)
 
 
 # --- service to engine ---
@@ -460,6 +465,7 @@ ToEngine = (
     | UseSessions
     | CompareSession
     | Probe
+    | ProfileOperators
     | Drain
     | Shutdown
 )
@@ -482,4 +488,5 @@ ToService = (
     | SessionPrepared
     | Compared
     | Probed
+    | OperatorsProfiled
 )

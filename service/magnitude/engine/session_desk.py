@@ -1,34 +1,44 @@
-"""What is asked about further sessions: made, released, used, compared and timed. All of it in the loop's thread."""
+"""What is asked about further sessions: made, released, used, compared, timed and profiled. All of it in the loop's
+thread."""
 
 from __future__ import annotations
 
 import logging
 import time
 from collections.abc import Callable
+from pathlib import Path
 
 from magnitude.engine.comparing import CompareJob
-from magnitude.engine.loaded import LoadedModel
+from magnitude.engine.loaded import LoadedModel, find_loaded
 from magnitude.engine.message import Message
 from magnitude.engine.packed_weights import PackedWeights
 from magnitude.engine.preparing import Preparations, SessionBuilt
 from magnitude.engine.probing import ProbeJob
 from magnitude.engine.process import give_back_memory
+from magnitude.engine.profiling import Profiler, TwinEvent
 from magnitude.engine.protocol import CancelRequest, Done, GetStats, Pace, ToEngine
-from magnitude.engine.session_messages import CompareSession, PrepareSession, Probe, ReleaseSession, UseSessions
+from magnitude.engine.session_messages import (
+    CompareSession,
+    PrepareSession,
+    Probe,
+    ProfileOperators,
+    ReleaseSession,
+    UseSessions,
+)
 from magnitude.engine.stats import Progress
 from magnitude.engine.thread_place import ThreadPlace
 from magnitude.engine.work import Results, Work
-from magnitude.errors import EngineError, ModelNotFound
+from magnitude.errors import EngineError
 
 log = logging.getLogger(__name__)
 
-# What may come without ending a probe: it disturbs none of its times.
+# What may come without ending a probe or a profile: it disturbs none of its times.
 _BESIDE_A_PROBE = (GetStats, Pace, UseSessions, CancelRequest)
 
 
 class SessionDesk:
     """Further sessions of the loop's `models`. `answer` sends what comes of a request; `post` is the loop's;
-    `packed` is where packed weights are kept."""
+    `packed` is where packed weights are kept, `scratch` where profiles are written for a moment."""
 
     def __init__(
         self,
@@ -37,9 +47,10 @@ class SessionDesk:
         progress: Progress,
         *,
         answer: Callable[[Results], None],
-        post: Callable[[SessionBuilt], None],
+        post: Callable[[SessionBuilt | TwinEvent], None],
         clock: Callable[[], float] = time.monotonic,
         packed: PackedWeights | None = None,
+        scratch: Path | None = None,
     ) -> None:
         self.place = ThreadPlace()
         self._models = models
@@ -49,19 +60,29 @@ class SessionDesk:
         self._clock = clock
         self._preparations = Preparations(post, self.place, clock, packed)
         self._probe: ProbeJob | None = None
+        self.profiler = Profiler(
+            answer=answer,
+            post=post,
+            thread=self._preparations.thread,
+            place=self.place,
+            scratch=scratch,
+            packed=packed,
+            clock=clock,
+        )
 
     @property
-    def probing(self) -> bool:
-        return self._probe is not None
+    def has_runs(self) -> bool:
+        """Whether runs are to be done that nobody's answer depends on."""
+        return self._probe is not None or self.profiler.running is not None
 
     @property
     def preparing(self) -> bool:
         """Whether the thread makes a session, which takes from the times of all runs."""
-        return len(self._preparations) > 0
+        return len(self._preparations) > 0 or self.profiler.at_work
 
     def prepare(self, message: PrepareSession) -> None:
         """Raises `RequestError` or `ModelError` for a session that cannot be."""
-        self._answer(self._preparations.ask(message, self._model(message.model)))
+        self._answer(self._preparations.ask(message, find_loaded(self._models, message.model)))
 
     def built(self, event: SessionBuilt) -> None:
         """The thread is done with one."""
@@ -92,40 +113,52 @@ class SessionDesk:
 
     def compare(self, message: CompareSession) -> None:
         """The slot is nobody's. Raises `EngineError` when there is no such session, `RequestError` for the texts."""
-        self._work.add(self._model(message.model).open_comparison(message))
+        self._work.add(find_loaded(self._models, message.model).open_comparison(message))
 
     def probe(self, message: Probe, *, idle: bool) -> None:
         """Begin, if `idle`. Raises like `compare`."""
-        probe = self._model(message.model).open_probe(message, self._clock)
+        probe = find_loaded(self._models, message.model).open_probe(message, self._clock)
         if idle and not self.preparing:
             self._probe = probe
         else:
             self._answer([(probe.request_id, [probe.probed()])])
 
-    def run_probe(self) -> None:
-        """One run of the probe: progress like any other, but nothing that is open."""
-        probe = self._probe
-        assert probe is not None, "asked only while there is one"
+    def profile(self, message: ProfileOperators, *, idle: bool) -> None:
+        """Begin, if `idle`. Raises `RequestError` for runs that cannot be done."""
+        self.profiler.begin(message, find_loaded(self._models, message.model), idle=idle and not self.preparing)
+
+    def run_aside(self) -> None:
+        """One run of the probe, or of the profile: progress like any other, but nothing that is open."""
+        job = self._probe or self.profiler.running
+        assert job is not None, "asked only while there is one"
         finished = False
         self._progress.run_begins()
         try:
-            phase, run_s = probe.advance()
+            phase, run_s = job.advance()
             finished = True
             self._work.pacer.ran(phase, run_s, self._clock())
         except MemoryError:
             raise
         except Exception as error:
-            self._probe = None
-            self._answer([(probe.request_id, error)])
+            if job is self._probe:
+                self._probe = None
+                self._answer([(job.request_id, error)])
+            else:
+                self.profiler.failed(error)
         finally:
             self._progress.run_ends(finished=finished)
-        if probe.finished:
+        if not finished:
+            return
+        if job is not self._probe:
+            self.profiler.ran()
+        elif job.finished:
             self._end_probe()
 
     def arrived(self, message: ToEngine) -> None:
-        """Anything that might disturb a probe, or wait for it, ends it before it is handled."""
+        """Anything that might disturb a probe or a profile, or wait for it, ends it before it is handled."""
         if not isinstance(message, _BESIDE_A_PROBE):
             self._end_probe()
+            self.profiler.give_up()
 
     def _end_probe(self) -> None:
         if self._probe is not None:
@@ -134,7 +167,8 @@ class SessionDesk:
             self._answer([(probe.request_id, result)])
 
     def cancel(self, target: int) -> None:
-        """Give up a probe, which is answered with what it has, or a preparation."""
+        """Give up a probe, which is answered with what it has, a profile, or a preparation."""
+        self.profiler.give_up(target)
         if self._probe is not None and self._probe.request_id == target:
             self._end_probe()
         cancelled = EngineError("the request was cancelled", code="cancelled")
@@ -160,11 +194,3 @@ class SessionDesk:
         sets = [model.sessions for model in self._models.values()]
         self._progress.sessions = sum(len(sessions) for sessions in sets)
         self._progress.session_bytes = sum(sessions.added_bytes for sessions in sets)
-
-    def _model(self, name: str) -> LoadedModel:
-        model = self._models.get(name)
-        if model is None:
-            raise ModelNotFound(
-                f"model {name} is not loaded", param="model", hint="See the list of models for what is"
-            )
-        return model

@@ -15,6 +15,8 @@ from magnitude.engine.session_spec import SessionSpec
 
 # Runs of answers, and all other runs: of prompts, texts and tensors.
 RunPhase = Literal["prefill", "decode"]
+# Runs whose operators are told apart.
+ProfilePhase = Literal["decode", "prefill", "encode"]
 
 
 class PrepareSession(Message, frozen=True, kw_only=True, tag="prepare_session"):
@@ -113,3 +115,35 @@ class Probed(Message, frozen=True, kw_only=True, tag="probed"):
     request_id: int
     seconds: tuple[tuple[float, ...], ...]
     complete: bool
+
+
+class ProfileOperators(Message, frozen=True, kw_only=True, tag="profile_operators"):
+    """Tell how the time of runs is spread over the operators: on a twin of the session in force (of answers, where
+    the model has them), which does `steps` decode steps behind `past_tokens` positions in `slot` and a piece of a
+    prompt of `tokens`; an encoder that many texts of one run each. While nothing else is open; given up at once when
+    something comes. What the slot held is lost. Answered by `OperatorsProfiled`, or `Failed`."""
+
+    request_id: int
+    model: str
+    slot: int
+    past_tokens: int = 128
+    steps: int = 4
+    tokens: int = 64
+
+
+class PhaseProfile(msgspec.Struct, frozen=True, kw_only=True):
+    """Profiled runs of `tokens` new positions each: what each took, and what of it each kind of operator did."""
+
+    phase: ProfilePhase
+    tokens: int
+    run_s: tuple[float, ...]
+    operators_s: dict[str, tuple[float, ...]]
+
+
+class OperatorsProfiled(Message, frozen=True, kw_only=True, tag="operators_profiled"):
+    """By phase, with a session like `session`. Nothing when something else was to be done: `reason` says what."""
+
+    request_id: int
+    session: str = ""
+    phases: tuple[PhaseProfile, ...] = ()
+    reason: str = ""

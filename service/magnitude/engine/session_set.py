@@ -100,6 +100,13 @@ class SessionSet:
         own = (self._own_graph, self._own_spec.threads, self._own_spec.cpus, self._own_spec.arena)
         return None if same == own else spec
 
+    def like(self, phase: RunPhase) -> SessionSpec:
+        """How the session in force is made. Raises `KeyError` where the own one's way is not known."""
+        spec = self.in_force(phase) or self._own_spec
+        if spec is None:
+            raise KeyError("the own session")
+        return spec
+
     def get(self, spec: SessionSpec | None) -> Any:
         """The session of that name. Raises `KeyError` where it is not there."""
         return self._own if spec is None else self._further[spec].session

@@ -38,9 +38,10 @@ def prepare_runtime() -> None:
     onnxruntime.set_default_logger_severity(_FATAL_ONLY)
 
 
-def session_options(threads: int, *, arena: bool = False) -> Any:
+def session_options(threads: int, *, arena: bool = False, profile: str = "") -> Any:
     """Options of every session. None of them saves an optimised graph, which would hold for this CPU and this ONNX
-    Runtime only: `packed_weights.py` does, and sees to that.
+    Runtime only: `packed_weights.py` does, and sees to that. `profile`: how the name of a file begins into which each
+    operator of each run is written ("": nowhere).
     """
     options = onnxruntime.SessionOptions()
     options.intra_op_num_threads = threads
@@ -59,14 +60,17 @@ def session_options(threads: int, *, arena: bool = False) -> Any:
     # with the arena off: ONNX Runtime refuses the pair.
     options.enable_cpu_mem_arena = arena
     options.enable_mem_pattern = False
+    if profile:
+        options.enable_profiling = True
+        options.profile_file_prefix = profile
     return options
 
 
-def open_session(path: Path, threads: int, *, arena: bool = False) -> Any:
+def open_session(path: Path, threads: int, *, arena: bool = False, profile: str = "") -> Any:
     """An `InferenceSession` of the graph at `path`. Raises `ModelError` with the file, the cause and a hint."""
     check_graph_file(path)
     try:
-        options = session_options(threads, arena=arena)
+        options = session_options(threads, arena=arena, profile=profile)
         return onnxruntime.InferenceSession(str(path), options, providers=list(PROVIDERS))
     except MemoryError:
         raise

@@ -5,13 +5,16 @@ Everything sits in a registry of its own, so that tests and several services in 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
 
 from magnitude.engine.protocol import PoolUse
 from magnitude.feedback.board_metrics import BoardCollector
+from magnitude.feedback.counter_sight import CountersState
 from magnitude.feedback.memory_metrics import MemoryCollector
+from magnitude.feedback.operator_metrics import OperatorCollector
+from magnitude.feedback.operators import OperatorFigures
 from magnitude.feedback.run_series import RunFigures
 from magnitude.feedback.schedule_metrics import RunCollector, ScheduleCollector
 from magnitude.feedback.strategy_metrics import StrategyCollector
@@ -142,6 +145,8 @@ class Metrics:
         on.register(self._memory)
         self._strategies = StrategyCollector()
         on.register(self._strategies)
+        self._operators = OperatorCollector()
+        on.register(self._operators)
         self.engine_restarts = Gauge(
             "magnitude_engine_restarts", "Times the engine was started again since the service started.", registry=on
         )
@@ -199,6 +204,12 @@ class Metrics:
     def watch_strategies(self, states: Callable[[], Mapping[str, StrategyState]]) -> None:
         """Like `watch_memory`, for the strategy loops."""
         self._strategies.source = states
+
+    def watch_operators(
+        self, operators: Callable[[], Sequence[OperatorFigures]], counters: Callable[[], CountersState]
+    ) -> None:
+        """Like `watch_memory`, for operators and the processor's counters."""
+        self._operators.operators, self._operators.counters = operators, counters
 
     def watch_runs(self, figures: Callable[[], list[RunFigures]]) -> None:
         """Like `watch_memory`, for graph runs by shape."""

@@ -37,6 +37,13 @@ class RunTimes(msgspec.Struct, frozen=True, kw_only=True):
     paused_s: float = 0.0
 
 
+class SingleSteps(msgspec.Struct, frozen=True, kw_only=True):
+    """Decode steps of one sequence: so many `runs`, and what one takes now."""
+
+    runs: int
+    mean_s: float
+
+
 class RunSeries:
     """Collects the engine's reports. The P95 is that of their means, each over half a second of runs, and each counts
     as many times as there were runs in it."""
@@ -62,6 +69,14 @@ class RunSeries:
                 del self._series[oldest], self._runs[oldest]
             self._series.setdefault(key, RunningFigures()).add(group.total_s / group.runs, now_s, group.runs)
             self._runs[key] = self._runs.get(key, 0) + group.runs
+
+    def single_steps(self) -> dict[str, SingleSteps]:
+        """By model, as far as it had any."""
+        return {
+            model: SingleSteps(runs=self._runs[model, kind, rows, tokens], mean_s=series.mean)
+            for (model, kind, rows, tokens), series in self._series.items()
+            if (kind, rows, tokens) == ("decode", 1, 1)
+        }
 
     def figures(self) -> list[RunFigures]:
         return [

@@ -43,7 +43,7 @@ class Answer(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Block(msgspec.Struct, frozen=True, kw_only=True):
-    """The whole work, once. What is None was not measured."""
+    """The whole work, once. What is None was not measured. `switches` are those since the block before."""
 
     mode: Mode
     answers: tuple[Answer, ...]
@@ -113,7 +113,7 @@ def attribute(blocks: Sequence[Block], *, seed: int = 0, resamples: int = RESAMP
         figures=(*figures, *tails),
         failed_off=_failed(seen, "off"),
         failed_on=_failed(seen, "on"),
-        switches_per_hour=sum(b.switches for b in seen if b.mode == "on") * 3600 / on_s if on_s else 0.0,
+        switches_per_hour=sum(block.switches for block in seen) * 3600 / on_s if on_s else 0.0,
     )
 
 

@@ -90,7 +90,7 @@ def _install(dumps: Dumps, known: Known, trained: Trained) -> Changed:
     _kept(dumps, dumps.install(trained))
     lines = [f"trained table {trained.trained_id[:HASH_DIGITS]} is installed"]
     if trained.tree is not None:
-        lines.append(f"its tree {trained.tree.name} decides where no table does")
+        lines.append(f"its tree {trained.tree.name} decides where no table does, from the next start on")
     for model, learned in known.items():
         table = trained.learned_for(learned.binding)
         if table is None:

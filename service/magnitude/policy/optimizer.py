@@ -244,7 +244,8 @@ class Optimizer:
             return
         self._samples += event.runs
         prompt = event.part == "prefill"
-        cost_s = event.total_s / (event.runs * (event.tokens if prompt else 1))
+        positions = {"decode": 1, "prefill": event.tokens, "encode": event.rows * event.tokens}.get(event.part, 1)
+        cost_s = event.total_s / (event.runs * max(1, positions))
         choice = Choice(session=event.session, chunk=(event.chunk or self._in_force.prefill_chunk) if prompt else 0)
         tokens = event.tokens if prompt else ENCODED_TOKENS
         key = self._moment(now_s).key(event.part, rows=event.rows, tokens=tokens)

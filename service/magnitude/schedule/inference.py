@@ -21,6 +21,8 @@ from magnitude.engine.protocol import (
     TensorInfo,
     TokenLogprob,
 )
+from magnitude.feedback.counter_sight import CountersState
+from magnitude.feedback.operators import OperatorFigures
 from magnitude.feedback.records import TaskFigures
 from magnitude.feedback.run_series import RunFigures, RunTimes
 from magnitude.governor.memory_state import MemoryState
@@ -220,6 +222,8 @@ class ServiceState(msgspec.Struct, frozen=True, kw_only=True):
     power: PowerState = PowerState()
     pace: dict[str, Shares] = {}  # who lets the engine compute for a share of the time only; empty: nobody
     strategy: dict[str, StrategyState] = {}  # by model, how it is run
+    operators: list[OperatorFigures] = []  # what kinds of operators take, from sampled profiles
+    counters: CountersState = CountersState()  # what the processor counts for the engine
     field_test: FieldTest = FieldTest()
     simulated_board: SimulatedState | None = None  # None: the board is real
 

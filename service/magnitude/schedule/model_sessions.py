@@ -107,6 +107,11 @@ class ModelSessions:
         """What all of them take, those that are being made included."""
         return sum(held.bytes_ for held in self._held.values())
 
+    @property
+    def needed_bytes(self) -> int:
+        """What one more is expected to take."""
+        return self._session_bytes
+
     # --- the engine ---
 
     def engine_down(self, loss: EngineLoss | None) -> None:

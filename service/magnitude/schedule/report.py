@@ -10,6 +10,8 @@ import psutil
 from magnitude import __version__
 from magnitude.board.sim.told import SimulatedState
 from magnitude.engine.protocol import Heartbeat
+from magnitude.feedback.counter_sight import CountersState
+from magnitude.feedback.operators import OperatorFigures
 from magnitude.feedback.records import Feedback
 from magnitude.governor.memory_state import MemoryState
 from magnitude.governor.thermal_report import BoardView
@@ -38,6 +40,8 @@ class Watched:
         self.board: Callable[[], BoardView] = BoardView
         self.pace: Callable[[], Mapping[str, Shares]] = dict
         self.strategies: Callable[[], Mapping[str, StrategyState]] = dict
+        self.operators: Callable[[], list[OperatorFigures]] = list
+        self.counters: Callable[[], CountersState] = CountersState
         self.field_test = FieldTest()
         self.simulated_board: Callable[[], SimulatedState | None] = lambda: None
 
@@ -148,6 +152,8 @@ def state_of(
         power=board.power,
         pace=dict(watched.pace()),
         strategy=_strategies(plans, watched.strategies()),
+        operators=watched.operators(),
+        counters=watched.counters(),
         field_test=watched.field_test,
         simulated_board=watched.simulated_board(),
     )

@@ -10,7 +10,7 @@ from typing import Protocol
 
 from magnitude.engine.client import EngineLink
 from magnitude.engine.message import Message
-from magnitude.engine.protocol import ToService
+from magnitude.engine.protocol import CancelRequest, ToService
 from magnitude.errors import EngineError
 from magnitude.schedule.session_budget import SessionBudget
 
@@ -68,6 +68,10 @@ class SessionDesk:
     def send(self, message: Message) -> None:
         if self._link is not None:
             self._link.send(message)
+
+    def cancel(self, request_id: int) -> None:
+        """Give up what was asked; it is answered all the same."""
+        self.send(CancelRequest(target=request_id))
 
     async def ask(self, message: Message, request_id: int) -> ToService:
         """To be cancelled when the engine is gone. Raises `EngineError` when there is none."""

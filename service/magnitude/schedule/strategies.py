@@ -24,6 +24,7 @@ from magnitude.policy.terms import BoardSeen, Decided, EngineChanged, LoadSeen, 
 from magnitude.schedule.background import Background
 from magnitude.schedule.model_sessions import ModelSessions
 from magnitude.schedule.open_tasks import OpenTask
+from magnitude.schedule.operator_profiles import OperatorProfiles
 from magnitude.schedule.plan import ModelPlan
 from magnitude.schedule.planned_strategy import model_facts, planned_strategy
 from magnitude.schedule.session_desk import SessionDesk
@@ -113,6 +114,7 @@ class Strategies:
         self._held_until_s = float("-inf")
         self._release: asyncio.TimerHandle | None = None
         self._background = Background("a strategy loop could not begin")
+        self.profiles: OperatorProfiles | None = None
 
     # --- what the engine says ---
 
@@ -122,6 +124,8 @@ class Strategies:
 
     def engine_down(self, loss: EngineLoss) -> None:
         self._desk.engine_down()
+        if self.profiles is not None:
+            self.profiles.engine_down(loss)
         for served in self._served.values():
             self._gone(served, loss)
 
@@ -148,6 +152,8 @@ class Strategies:
 
     def task_ended(self, task: TaskRecord) -> None:
         """A variant's counts for the model that it stood in for as well: that one's loop has named it."""
+        if self.profiles is not None:
+            self.profiles.task_ended(task.model)
         served = self._served.get(task.model)
         if served is not None:
             seen = task_seen(task, task.strategy or served.loop.strategy.strategy_id)
@@ -186,6 +192,8 @@ class Strategies:
             self.board_looked()
         for served in self._served.values():
             served.sessions.drop_all("memory is short")
+        if self.profiles is not None:
+            self.profiles.give_way()
 
     # --- for those who run requests ---
 
@@ -281,8 +289,12 @@ class Strategies:
         self._pin(served, pinned)
         served.loop.tell(Tick())
 
-    def tune(self, rules: Rules, *, save_every_s: float, session_memory_bytes: int | None) -> None:
+    def tune(
+        self, rules: Rules, *, save_every_s: float, session_memory_bytes: int | None, profile_every: int = 0
+    ) -> None:
         """Other bounds, from the next decision on; what was learned stays."""
+        if self.profiles is not None:
+            self.profiles.every = profile_every
         self.keeper.every_s = save_every_s
         self.session_memory_bytes = session_memory_bytes
         if rules == self.rules:
@@ -297,7 +309,13 @@ class Strategies:
 
     def session_bytes(self) -> int:
         """What all further sessions take."""
-        return sum(served.sessions.bytes_() for served in self._served.values())
+        twin_bytes = self.profiles.bytes_() if self.profiles is not None else 0
+        return twin_bytes + sum(served.sessions.bytes_() for served in self._served.values())
+
+    def needed_bytes(self, model: str) -> int:
+        """What one more session of the model is expected to take."""
+        served = self._served.get(model)
+        return served.sessions.needed_bytes if served is not None else self._plans[model].description.weight_bytes
 
     def state(self) -> dict[str, StrategyState]:
         return {name: _state(served) for name, served in self._served.items()}
@@ -309,6 +327,8 @@ class Strategies:
         for served in self._served.values():
             served.loop.close()
             await served.sessions.close()
+        if self.profiles is not None:
+            await self.profiles.close()
         self._background.cancel()
         await self._background.settled()
         await self.keeper.close()

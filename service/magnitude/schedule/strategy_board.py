@@ -26,11 +26,13 @@ class BoardSight:
         in_force: Callable[[], InForce],
         memory_step: Callable[[], Step],
         cpus: EngineCpus | None = None,
+        bandwidth_use: Callable[[], float | None] = lambda: None,
     ) -> None:
         self._snapshot = snapshot
         self._in_force = in_force
         self._memory_step = memory_step
         self._cpus = cpus
+        self._bandwidth_use = bandwidth_use
 
     def __call__(self) -> BoardSeen | None:
         """None before the board was seen."""
@@ -55,4 +57,5 @@ class BoardSight:
             prefill_threads=now.wanted.prefill_threads,
             decode_threads=now.wanted.decode_threads,
             smaller=now.smaller,
+            bandwidth_use=self._bandwidth_use(),
         )

@@ -14,6 +14,7 @@ from magnitude.board.machine_id import read_machine_id
 from magnitude.board.profile import BoardProfile
 from magnitude.config import Settings
 from magnitude.engine.protocol import Hello
+from magnitude.feedback.operators import OperatorSeries
 from magnitude.policy.drift import relevant
 from magnitude.policy.dumps import Dumps
 from magnitude.policy.field_test import FieldTest, part_in
@@ -26,6 +27,7 @@ from magnitude.schedule.dispatcher import Dispatcher
 from magnitude.schedule.loading import ModelLoader
 from magnitude.schedule.memory_relief import MemoryRelief
 from magnitude.schedule.model_switch import ModelSwitch
+from magnitude.schedule.operator_profiles import OperatorProfiles
 from magnitude.schedule.plan import ModelPlan
 from magnitude.schedule.session_budget import SessionBudget
 from magnitude.schedule.session_desk import SessionDesk
@@ -43,7 +45,7 @@ _COLD_START_S = 60.0
 
 class Surroundings(msgspec.Struct, frozen=True, kw_only=True):
     """Parts of the service that the loops see and act by. `hello` is what the engine said of itself, `ceilings` what
-    is known of the board beforehand."""
+    is known of the board beforehand, `operators` gets what is profiled."""
 
     dispatcher: Dispatcher
     loader: ModelLoader
@@ -55,6 +57,7 @@ class Surroundings(msgspec.Struct, frozen=True, kw_only=True):
     note: Callable[[str, Decided], None]
     rules: Rules
     board_name: str
+    operators: OperatorSeries
     ceilings: BoardFacts | None = None
 
 
@@ -124,18 +127,22 @@ def build_strategies(settings: Settings, state_folder: Path, around: Surrounding
     def choose(facts: ModelFacts, learned: Learned) -> Optimizer:
         return Optimizer(facts, strategies.rules, learned, tree=tree, ceilings=around.ceilings)
 
+    def loaded(model: str) -> bool:
+        return around.switch.state(model) == "loaded"
+
+    desk = SessionDesk(
+        ask=around.loader.ask,
+        next_id=dispatcher.next_id,
+        idle=lambda: not dispatcher.running and not dispatcher.waiting,
+        budget=budget,
+    )
     strategies = Strategies(
         dispatcher.plans(),
         choose=choose,
         binding=binding,
-        desk=SessionDesk(
-            ask=around.loader.ask,
-            next_id=dispatcher.next_id,
-            idle=lambda: not dispatcher.running and not dispatcher.waiting,
-            budget=budget,
-        ),
+        desk=desk,
         keeper=DumpKeeper(dumps, every_s=settings.policy.save_every_s),
-        loaded=lambda model: around.switch.state(model) == "loaded",
+        loaded=loaded,
         tasks=dispatcher.open_tasks,
         board=around.board,
         rules=around.rules,
@@ -143,6 +150,15 @@ def build_strategies(settings: Settings, state_folder: Path, around: Surrounding
         slots=partial(_set_slots, dispatcher),
         note=around.note,
         variants=dispatcher.models_served.smaller,
+    )
+    strategies.profiles = OperatorProfiles(
+        dispatcher.plans(),
+        desk,
+        tell=around.operators.add,
+        every=settings.policy.profile_every,
+        loaded=loaded,
+        needed_bytes=strategies.needed_bytes,
+        held=lambda: strategies.held_s() > 0,
     )
     dispatcher.variants.choose_by(strategies.variant_for, strategies.relieves)
     dispatcher.strategy_for = strategies.strategy_for

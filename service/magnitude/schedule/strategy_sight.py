@@ -48,12 +48,17 @@ def runs_seen(
                 part=part,
                 session=group.session or session,
                 rows=group.rows,
-                tokens=group.tokens,
+                tokens=_mean_tokens(group),
                 runs=group.runs,
                 total_s=group.total_s,
                 chunk=chunk if part == "prefill" else 0,
             ),
         )
+
+
+def _mean_tokens(group: StepGroup) -> int:
+    """New positions of a sequence in one run; where they were not counted, as the shape says (rounded up)."""
+    return round(group.positions / (group.runs * max(1, group.rows))) or group.tokens
 
 
 def task_seen(task: TaskRecord, strategy_id: str) -> TaskSeen | None:

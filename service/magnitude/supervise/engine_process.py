@@ -104,10 +104,11 @@ class EngineProcess:
         command: tuple[str, ...] = (sys.executable, "-m", "magnitude.engine"),
         group: EngineCgroup | None = None,
         packed: Path | None = None,
+        scratch: Path | None = None,
     ) -> EngineProcess:
         """Start `command` with one end of a new socketpair. Raises `OSError` when the system refuses. The new process
         is put into the control group `group` at once, before it takes memory worth counting. In the folder `packed`
-        it may keep packed weights."""
+        it may keep packed weights, in `scratch` files of a moment."""
         group = group or EngineCgroup()
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_STREAM)
         try:
@@ -116,6 +117,7 @@ class EngineProcess:
                 "--fd",
                 str(theirs.fileno()),
                 *(("--packed", str(packed)) if packed is not None else ()),
+                *(("--scratch", str(scratch)) if scratch is not None else ()),
                 stdin=asyncio.subprocess.DEVNULL,
                 stdout=asyncio.subprocess.DEVNULL,
                 stderr=asyncio.subprocess.PIPE,
