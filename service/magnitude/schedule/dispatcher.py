@@ -239,10 +239,11 @@ class Dispatcher:
         self._presence.forget_told()
 
     def refuse(self, model: str, error: MagnitudeError) -> None:
-        """Fail everything that waits for the model."""
+        """Fail everything that waits for the model, but for what others than the client sent to it."""
         for task in [task for task in self._open.values() if task.model == model and waits(task)]:
-            task.fail(copy.copy(error))
-            task.withdraw()
+            if not self._moved(task):
+                task.fail(copy.copy(error))
+                task.withdraw()
         self._presence.arrivals.refuse(model, error)
 
     # --- when memory is short ---
@@ -316,7 +317,7 @@ class Dispatcher:
             "generate", task.model, len(task.prompt), task=task.task, request=task.request_key
         ):
             plan = self.models_served.usable(task.model, ("decoder",), "generate text")
-            adapter = self.models_served.resolve(task.model)[1]
+            named, adapter = plan.description.name, self.models_served.resolve(task.model)[1]
             plan = self.variants.for_generation(plan, task, adapter)
             task = msgspec.structs.replace(task, model=plan.description.name, adapter=adapter)
             known = self.conversations.known(plan, task)
@@ -328,6 +329,7 @@ class Dispatcher:
             prefill_chunk=strategy.prefill_chunk,
             max_draft=min(strategy.max_draft, plan.max_draft),
             variant=plan.description.name if plan.description.variant_of else "",
+            stands_in_for=named if named != plan.description.name else "",
             close=self._closed,
             withdraw=self._withdraw,
         )
@@ -491,7 +493,7 @@ class Dispatcher:
 
         for task in list(self._open.values()):
             error = refusal(task.model)
-            if error is not None:
+            if error is not None and not self._moved(task):
                 task.fail(error)
                 task.withdraw()
         self._presence.refuse(refusal)
@@ -556,6 +558,22 @@ class Dispatcher:
         self._presence.demand_changed()
         self.variants.look(idle=not self.running and not self.waiting)
         return refused
+
+    def _moved(self, task: OpenTask) -> bool:
+        """Whether a generation that its variant cannot go on with goes on with the model that was named."""
+        if not isinstance(task, OpenGeneration) or not task.stands_in_for or task.restoring or not waits(task):
+            return False
+        parent, request_id = self.models_served.by_name[task.stands_in_for], task.request_id
+        if self.models_served.refusal_of(parent) is not None:
+            return False
+        self._execution.give_back(task)
+        self._decide(Withdraw(request_id))
+        task.move(self.next_id(), parent.description.name, max_draft=parent.max_draft)
+        try:
+            self._submit(task, task.submission(self.conversations.known(parent, task.task)))
+        except MagnitudeError as error:
+            task.fail(error)
+        return True
 
     def _want_variant(self, name: str) -> None:
         # Not at once: this is told in the midst of a decision.
