@@ -116,7 +116,7 @@ class SimulatedEngine:
         self._checks: list[_Check] = []
         self._probe: _ProbeUnderWay | None = None
         self._runs: dict[Part, int] = {}
-        self._report: dict[tuple[Part, SessionSpec, int, int], tuple[int, float]] = {}
+        self._report: dict[tuple[Part, SessionSpec, int, int], tuple[int, int, float]] = {}
         self._report_since_s = 0.0
         self._chance = random.Random(seed)  # noqa: S311 - the same seed, the same course
         self._scatter = scatter
@@ -180,9 +180,9 @@ class SimulatedEngine:
         if not self._report:
             self._report_since_s = now_s
         about = tokens if tokens <= EXACT_TOKENS else 1 << (tokens - 1).bit_length()
-        before, total_s = self._report.get((part, session, rows, about), (0, 0.0))
+        before, positions, total_s = self._report.get((part, session, rows, about), (0, 0, 0.0))
         total_s += run_s * sum(self._scatter(self._chance, now_s, session) for _ in range(runs))
-        self._report[part, session, rows, about] = before + runs, total_s
+        self._report[part, session, rows, about] = before + runs, positions + runs * tokens, total_s
         if now_s - self._report_since_s >= REPORT_S:
             self._tell_runs(now_s)
 
@@ -273,9 +273,9 @@ class SimulatedEngine:
 
     def _tell_runs(self, now_s: float) -> None:
         report, self._report = self._report, {}
-        for (part, session, rows, tokens), (runs, total_s) in report.items():
+        for (part, session, rows, _), (runs, positions, total_s) in report.items():
             chunk = self._strategy.prefill_chunk if part == "prefill" else 0
-            self.tell(RunsSeen(part, session, rows, tokens, runs, total_s, chunk), now_s)
+            self.tell(RunsSeen(part, session, rows, round(positions / runs), runs, total_s, chunk), now_s)
 
 
 def in_words(decided: Decided) -> str:
