@@ -1,7 +1,8 @@
 """A changing load on the real service: the strategy loop beside every fixed strategy and the shipped default.
 
 Two services are up, and one of them computes at a time. In one, strategies are fixed by a pin (or it runs as it was
-loaded: the default); in the other the loop chooses. All contenders take turns in every round.
+loaded: the default); in the other the loop chooses. All contenders take turns in every round. Nobody is told of the
+processor's share before it changes, or waits until a change was seen.
 """
 
 from __future__ import annotations
@@ -28,8 +29,6 @@ COMMON: dict[str, dict[str, Any]] = {"engine": {"speculation": "off"}, "thermal"
 FIXED_SETTINGS: dict[str, dict[str, Any]] = {**COMMON, "policy": {"explore": "off"}}
 # Rests between the phases while it learns, so that it can probe: clients of a real service pause as well.
 LEARNING_REST_S = 4.0
-# After its quota has changed a service is given as long as its sampler takes to see it.
-SETTLE_S = 1.0
 
 
 class Fixed(msgspec.Struct, frozen=True, kw_only=True):
@@ -219,7 +218,6 @@ class _Arena:
     def _limit(self, share: float) -> None:
         for service in self._services:
             self._share.set(share, service.pid)
-        time.sleep(SETTLE_S)
 
     def _switches(self, client: StrategyClient) -> int:
         decisions = client.state(self._chat_model).counts.decisions

@@ -170,7 +170,7 @@ def _speed(load: str, summary: Summary) -> float | None:
 
 def _named(job: Job) -> str:
     assert job.threads is not None
-    return f"{job.threads[0]} for prompts, {job.threads[1]} for answers"
+    return f"{job.threads[0]}, {job.threads[1]}"
 
 
 def _summary(job: Job) -> Summary:

@@ -54,7 +54,9 @@ def simulated(
         f"Simulated, {hours:g} h at 25 °C, learning from nothing included. x: against all cores, no governor, no "
         "loop. Of chat the tokens/s while anything ran."
     )
-    console.print(_simulated_table(found))
+    console.print("best fixed: threads for prompts and for answers that stay, found by trying all.")
+    for place in dict.fromkeys((one.board, one.load) for one in found):
+        console.print(_simulated_table([one for one in found if (one.board, one.load) == place]))
     for one in found:
         if one.summary.strategy:
             console.print(f"{one.board}, {one.load}, {one.contender}: {one.summary.strategy}", soft_wrap=True)
@@ -146,13 +148,13 @@ def _survivor_course(what: str, relative: float, seed: int, hours: float, failin
 
 
 def _simulated_table(found: list[Outcome]) -> Table:
-    table = Table(box=SIMPLE_HEAD, title="simulated")
-    for name in ("board", "load", "", "tokens/s", "prompts", "TTFT p95", "between p95", "J/token", "switches"):
+    table = Table(box=SIMPLE_HEAD, title=f"simulated: {found[0].board}, load {found[0].load}")
+    for name in ("", "tokens/s", "prompts", "TTFT p95", "gap p95", "J/token", "switches"):
         table.add_column(name, no_wrap=True)
     for one in found:
         figures = (one.speed, one.prompt_speed, one.ttft_p95, one.inter_token_p95, one.energy)
         shown = [f"{figure:.3f} x" if figure is not None else "-" for figure in figures]
-        table.add_row(one.board, one.load, one.contender, *shown, str(one.summary.switches))
+        table.add_row(one.contender, *shown, str(one.summary.switches))
     return table
 
 

@@ -161,7 +161,7 @@ def test_the_loop_on_a_simulated_board_is_told_beside_all_cores() -> None:
         )
     }
     found = outcomes(results)
-    assert [one.contender for one in found] == ["best fixed: 4 for prompts, 4 for answers", "loop"]
+    assert [one.contender for one in found] == ["best fixed: 4, 4", "loop"]
     assert found[1].speed is not None and found[1].speed > 1.25
     assert missed(found) == []
     slow = [msgspec.structs.replace(found[1], speed=1.1), found[0]]

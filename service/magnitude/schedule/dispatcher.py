@@ -17,7 +17,7 @@ import msgspec
 from magnitude.config.kv import KvSettings
 from magnitude.config.schedule import ScheduleSettings
 from magnitude.engine.client import EngineLink
-from magnitude.engine.protocol import Failed, Finished, PrefillProgress, Tensor, TensorInfo, Tokens, ToService
+from magnitude.engine.protocol import Failed, Finished, PrefillProgress, TensorInfo, Tokens, ToService
 from magnitude.errors import EngineNotReady, MagnitudeError
 from magnitude.feedback.records import Feedback, TaskRecord
 from magnitude.models.description import ModelDescription
@@ -45,17 +45,14 @@ from magnitude.schedule.events import (
 from magnitude.schedule.execution import Execution
 from magnitude.schedule.figures import ScheduleFigures
 from magnitude.schedule.inference import (
-    Deadline,
     GenerationTask,
     KeptConversation,
     Priority,
-    RankedResult,
     Recycled,
     Reservation,
     ServiceHealth,
     ServiceState,
     VariantState,
-    VectorsResult,
 )
 from magnitude.schedule.kept_memory import KeptMemory
 from magnitude.schedule.long_prompts import LongPrompts
@@ -157,6 +154,8 @@ class Dispatcher:
         self._clock = clock
         self._started_s = clock()
         self._ids = itertools.count(1)
+        # Runs are answered as they are; see `Inference`.
+        self.embed, self.embed_and_rank, self.infer = self._runs.embed, self._runs.embed_and_rank, self._runs.infer
         self.watched = Watched()
         self._compute_slots: dict[str, int] = {}
         self.long_prompts = LongPrompts()
@@ -336,48 +335,6 @@ class Dispatcher:
         generation.strategy_id = self._feedback.known(strategy)
         self._submit(generation, generation.submission(known))
         return generation
-
-    async def embed(
-        self,
-        model: str,
-        inputs: list[list[int]],
-        token_types: list[list[int]],
-        *,
-        request_key: str,
-        priority: Priority = "normal",
-        deadline: Deadline | None = None,
-        client: str = "",
-    ) -> VectorsResult:
-        return await self._runs.embed(model, inputs, token_types, priority=priority, deadline=deadline, client=client)
-
-    async def embed_and_rank(
-        self,
-        model: str,
-        query: list[int],
-        documents: list[list[int]],
-        top_k: int,
-        *,
-        request_key: str,
-        priority: Priority = "normal",
-        deadline: Deadline | None = None,
-        client: str = "",
-    ) -> RankedResult:
-        return await self._runs.embed_and_rank(
-            model, query, documents, top_k, priority=priority, deadline=deadline, client=client
-        )
-
-    async def infer(
-        self,
-        model: str,
-        inputs: list[Tensor],
-        outputs: list[str],
-        *,
-        request_key: str,
-        priority: Priority = "normal",
-        deadline: Deadline | None = None,
-        client: str = "",
-    ) -> list[Tensor]:
-        return await self._runs.infer(model, inputs, outputs, priority=priority, deadline=deadline, client=client)
 
     def reserve(
         self, client: str, model: str, requests: int, hold_s: float, *, priority: Priority = "normal"

@@ -145,7 +145,7 @@ class _Run:
             engine.answered()
         self._spent[work.phase if serves else "idle"] += step_s
         self._since_look[work.phase] += step_s
-        self._recorder.add(step_s, work, done)
+        self._recorder.add(step_s, work, done, serves=serves)
 
     def trace(self) -> Trace:
         recorder, hours = self._recorder, self.board.now_s / 3600.0
@@ -261,8 +261,8 @@ class _Recorder:
         self._peak_c = board.temp_c
         self._tokens = self._board_j = self._chip_j = self._gap_s = 0.0
 
-    def add(self, step_s: float, work: Work, done: Progress) -> None:
-        """A step that has just ended."""
+    def add(self, step_s: float, work: Work, done: Progress, *, serves: bool) -> None:
+        """A step that has just ended. `serves` False: it was the engine's own errand."""
         board = self._board
         self.tokens += done.decode_tokens
         self.prompt_tokens += done.prefill_tokens
@@ -273,7 +273,7 @@ class _Recorder:
         if done.inter_token_s is not None:
             self.latencies.add(done.inter_token_s, done.decode_tokens)
             self._gap_s = max(self._gap_s, done.inter_token_s)
-        if work.phase != "idle":
+        if work.phase != "idle" and serves:
             self.busy_s += step_s
             self.busy_khz_s += board.effective_khz[self._policy] * step_s
         self._peak_c = max(self._peak_c, done.peak_c)
