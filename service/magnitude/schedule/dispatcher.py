@@ -524,6 +524,7 @@ class Dispatcher:
         if self.models_served.refusal_of(parent) is not None:
             return False
         self._execution.give_back(task)
+        self._suspicion.over(request_id)
         self._decide(Withdraw(request_id))
         task.move(self.next_id(), parent.description.name, max_draft=parent.max_draft)
         try:
