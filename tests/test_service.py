@@ -10,8 +10,10 @@ import pytest
 
 from kernel_trees import write_tree
 from magnitude.board import HostRoots
+from magnitude.board.counters import CounterReading
 from magnitude.config import EngineSettings, ModelsSettings, Settings
 from magnitude.config.records import RecordsSettings
+from magnitude.engine.protocol import Heartbeat, StepGroup, Steps
 from magnitude.errors import BudgetExceeded
 from magnitude.feedback.bundles import read_bundle
 from magnitude.paths import Paths
@@ -83,6 +85,21 @@ def test_a_state_folder_that_cannot_be_written_is_told_and_ends_nothing(paths: P
     health = service.dispatcher.health()
     assert health.persistence == "off"
     assert any("records of tasks are not kept" in reason for reason in health.reasons)
+    service.recorder.stop()
+
+
+def test_what_the_engines_heartbeats_count_and_its_steps_are_in_the_state(paths: Paths, tmp_path: Path) -> None:
+    add_model(paths.models)
+    service = Service(Settings(), paths, roots=board(tmp_path, 4000))
+    assert service.dispatcher.state().counters.status == "not available"
+    counted = CounterReading(cycles=2000, instructions=1000)
+    service._on_beat(Heartbeat(steps=1, open_requests=1, busy_s=0.1, rss_bytes=1, counted=counted))
+    step = StepGroup(model="tiny", kind="decode", rows=1, tokens=1, runs=10, total_s=0.1, max_s=0.01)
+    service._on_message(Steps(groups=[step]))
+    counters = service.dispatcher.state().counters
+    assert counters.status == "counted"
+    assert counters.roofline["tiny"].source == "estimated"
+    assert counters.bandwidth_use == service.counters.bandwidth_use()
     service.recorder.stop()
 
 

@@ -10,27 +10,17 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import time
-from collections.abc import Callable
 from functools import partial
-from pathlib import Path
 from typing import TYPE_CHECKING
 
-import psutil
-
-from magnitude.board.cap_files import CapFiles
-from magnitude.board.clock_caps import CapOutcome, ClockCaps
 from magnitude.board.cpu import engine_cpus, read_cpu
-from magnitude.board.event_source import UdevSource
-from magnitude.board.events import DeviceEvent, DeviceEvents
 from magnitude.board.memory import MemorySnapshot, effective_memory
 from magnitude.board.profiles import profile_of
 from magnitude.board.roots import HostRoots
-from magnitude.board.sampler import Sampler
 from magnitude.board.workload import ModelCost
 from magnitude.config import Settings
 from magnitude.engine.client import EngineLink
-from magnitude.engine.protocol import Heartbeat, PoolUse, Steps, Tokens, ToService
+from magnitude.engine.protocol import Heartbeat, Steps, Tokens, ToService
 from magnitude.errors import EngineNotReady, MagnitudeError
 from magnitude.feedback.circumstances import ChosenBy, PlanFacts
 from magnitude.feedback.counter_sight import CounterSight
@@ -52,7 +42,6 @@ from magnitude.schedule.loading import ModelLoader, load_deadline_s
 from magnitude.schedule.memory_relief import MemoryRelief
 from magnitude.schedule.model_switch import ModelSwitch, need_of
 from magnitude.schedule.pacing import Pacing
-from magnitude.schedule.phase_meter import LoadLooks
 from magnitude.schedule.plan import ModelPlan
 from magnitude.schedule.plan_facts import facts_of, served_as
 from magnitude.schedule.planning import plan_models, residency_of
@@ -71,15 +60,14 @@ from magnitude.schedule.throughput import Throughput
 from magnitude.schedule.variant_gate import VariantGate
 from magnitude.schedule.victims import victims_of
 from magnitude.schedule.warm_up import warm_up
-from magnitude.supervise.board_watch import BoardWatch
-from magnitude.supervise.cap_thread import CapThread
+from magnitude.service_board import watch_board
+from magnitude.service_metrics import metrics_of
 from magnitude.supervise.cgroup_leaf import EngineCgroup
 from magnitude.supervise.engine_process import EngineProcess
 from magnitude.supervise.exit_status import EXIT_ENGINE_BUDGET_SPENT, EXIT_MEMORY
 from magnitude.supervise.lifecycle import EngineLifecycle, LoadFailed, ModelsReady, Phase
 from magnitude.supervise.loss import EngineLoss
 from magnitude.supervise.memory_watch import EngineFigures, MemoryWatch
-from magnitude.supervise.permissions import PermissionRequests
 from magnitude.supervise.stopping import Stopping
 from magnitude.supervise.supervisor import EngineSupervisor
 from magnitude.text.catalogue import TextCatalogue
@@ -103,14 +91,6 @@ def _room_bytes(memory: MemorySnapshot, inherited_bytes: int) -> int:
     that only the group's limit bounds the sum."""
     room_bytes = memory.headroom_bytes + inherited_bytes
     return room_bytes if memory.limit_bytes is None else min(room_bytes, memory.limit_bytes)
-
-
-def _device_told(sampler: Sampler, event: DeviceEvent) -> None:
-    """A device that came or went is looked for; one that has changed is looked at."""
-    if event.action == "change":
-        sampler.hurry()
-    else:
-        sampler.changed()
 
 
 class Service:
@@ -223,7 +203,7 @@ class Service:
             simulated.profile if simulated is not None else profile_of(settings.board.profile, self.board_roots)
         )
         self.pace = Pacing(self.dispatcher.next_id)
-        self.sampler, self.board = self._watch_board(paths, plans[0])
+        self.sampler, self.board = watch_board(self, paths, plans[0])
         self.dispatcher.work.on_change = self.board.phase_changed
         self.dispatcher.watched.board = self.board.view
         self.dispatcher.watched.pace = lambda: self.pace.by_source
@@ -348,65 +328,7 @@ class Service:
 
     def metrics(self) -> Metrics:
         """Instruments that read this service's numbers when they are asked."""
-        metrics = Metrics()
-        process, supervisor = psutil.Process(), self.supervisor
-        metrics.watch_memory(
-            service_rss_bytes=lambda: process.memory_info().rss,
-            engine_rss_bytes=lambda: supervisor.heartbeat.rss_bytes if supervisor.heartbeat else 0,
-            kv_bytes=self.dispatcher.kv_resident_bytes,
-            run_pool=lambda: supervisor.heartbeat.run_pool if supervisor.heartbeat else PoolUse(),
-        )
-        metrics.watch_memory_steps(self.memory.state)
-        metrics.watch_board(self.board.view)
-        metrics.watch_runs(self.feedback.runs.figures)
-        metrics.watch_operators(self.operators.figures, self.counters.state)
-        if self.strategies is not None:
-            metrics.watch_strategies(self.strategies.state)
-        metrics.watch_load(
-            running=lambda: self.dispatcher.running,
-            queued=lambda: self.dispatcher.waiting,
-            engine_restarts=lambda: supervisor.lifecycle.restarts,
-        )
-        return metrics
-
-    def _watch_board(self, paths: Paths, plan: ModelPlan) -> tuple[Sampler, BoardWatch]:
-        """What sees the board, and what governs its heat and supply."""
-        settings, simulated, roots, profile = self.settings, self.simulated, self.board_roots, self.profile
-        sampler = Sampler(
-            roots,
-            profile,
-            period_s=settings.board.sensor_period_ms / 1000,
-            engine_pid=lambda: self.supervisor.pid,
-        )
-        permissions = PermissionRequests(paths.run)
-        run_folder = simulated.run_folder if simulated is not None else paths.run
-
-        def ask(refused: Path) -> None:
-            permissions.ask(refused, time.monotonic())
-
-        def caps(told: Callable[[CapOutcome], None]) -> CapThread:
-            return CapThread(partial(ClockCaps, roots, run_folder, ask_permission=ask), told)
-
-        dispatcher = self.dispatcher
-        devices = DeviceEvents(partial(UdevSource, roots), partial(_device_told, sampler))
-        watch = BoardWatch(
-            settings.thermal,
-            settings.power,
-            profile=profile,
-            eyes=sampler,
-            caps=caps,
-            load=LoadLooks(dispatcher.work, lambda: (dispatcher.running, dispatcher.waiting)),
-            pace=lambda share: self.pace.set("governor", share, share),
-            limit=dispatcher.limit_generations,
-            # Neither threads nor devices of this machine are a simulated board's.
-            threads=profile.prefill_threads if simulated is not None else plan.provision.threads,
-            devices=devices if simulated is None else None,
-            ask_permission=lambda policies: ask(CapFiles(roots).limit_path(policies[0])),
-            simulated=simulated is not None,
-            speed=simulated.options.speed if simulated is not None else 1.0,
-            told=self.recorder.board_decided,
-        )
-        return sampler, watch
+        return metrics_of(self)
 
     async def simulate(self) -> None:
         """Let the simulated board live by what the engine does, and slow the engine down as that board would."""

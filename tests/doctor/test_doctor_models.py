@@ -116,3 +116,28 @@ def test_one_changed_byte_in_a_model_is_found(magnitude_home: Path, tmp_path: Pa
     finding = models.check(context(copy.parent))
     assert finding.level == "error"
     assert "tokenizer.json" in finding.detail
+
+
+def test_a_variant_without_its_model_is_a_warning_that_names_it(tmp_path: Path) -> None:
+    folder = tmp_path / "small"
+    folder.mkdir()
+    (folder / "model.onnx").write_bytes(b"graph")
+    write_manifest(
+        folder,
+        Manifest(
+            schema=1,
+            name="small",
+            kind="decoder",
+            family="llama",
+            graph_file="model.onnx",
+            source=SourceEntry(format="gguf", file="chat.gguf", sha256="00", size_bytes=1),
+            files={"model.onnx": file_entry(folder / "model.onnx")},
+            weight_bytes=1,
+            model_hash="ab",
+            variant_of="chat",
+            parent_hash="cd",
+        ),
+    )
+    finding = models.check(context(tmp_path))
+    assert finding.level == "warning"
+    assert "small: it is a variant of chat, which is not there" in finding.detail

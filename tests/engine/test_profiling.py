@@ -56,7 +56,7 @@ def ask(engine: EngineDriver, **fields: Any) -> int:
 def test_the_time_of_steps_and_pieces_is_told_by_operator(idle: EngineDriver) -> None:
     found = idle.wait(OperatorsProfiled, ask(idle))
     decode, prefill = found.phases
-    assert (found.reason, found.session) == ("", "1 thread")
+    assert (found.reason, decode.session, prefill.session) == ("", "1 thread", "1 thread")
     assert (decode.phase, decode.tokens, len(decode.run_s)) == ("decode", 1, 3)
     assert (prefill.phase, prefill.tokens, len(prefill.run_s)) == ("prefill", 16, 1)
     for phase in found.phases:
@@ -65,12 +65,13 @@ def test_the_time_of_steps_and_pieces_is_told_by_operator(idle: EngineDriver) ->
             assert 0 < sum(times[at] for times in phase.operators_s.values()) <= run_s
 
 
-def test_the_twin_is_like_the_session_in_force_and_leaves_nothing_behind(idle: EngineDriver, scratch: Path) -> None:
+def test_twins_are_like_the_sessions_in_force_and_leave_nothing_behind(idle: EngineDriver, scratch: Path) -> None:
     prepared = idle.new_id()
     idle.send(PrepareSession(request_id=prepared, model="tiny", session=TWO))
     idle.wait(SessionPrepared, prepared)
     idle.send(UseSessions(request_id=idle.new_id(), model="tiny", decode=TWO))
-    assert idle.wait(OperatorsProfiled, ask(idle)).session == "2 threads"
+    found = idle.wait(OperatorsProfiled, ask(idle)).phases
+    assert [(phase.phase, phase.session) for phase in found] == [("decode", "2 threads"), ("prefill", "1 thread")]
     assert list(scratch.iterdir()) == []
     stats = idle.new_id()
     idle.send(GetStats(request_id=stats))

@@ -35,6 +35,18 @@ def test_a_report_counts_as_often_as_there_were_runs_in_it() -> None:
     assert figures.p95_s < 0.012
 
 
+def test_steps_of_one_sequence_are_told_by_model() -> None:
+    series = RunSeries(lambda: 0.0)
+    series.add(report(runs=10, total_s=0.1))
+    series.add(report(rows=4, total_s=0.5))
+    series.add(report(runs=5, total_s=0.1, model="other"))
+    steps = series.single_steps()
+    assert {model: (one.runs, round(one.mean_s, 4)) for model, one in steps.items()} == {
+        "m": (10, 0.01),
+        "other": (5, 0.02),
+    }
+
+
 def test_the_number_of_shapes_is_bounded() -> None:
     series = RunSeries(lambda: 0.0)
     for rows in range(MAX_SHAPES + 50):

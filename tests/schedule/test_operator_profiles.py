@@ -59,7 +59,7 @@ class Bench:
 
     @staticmethod
     def usual(message: ProfileOperators) -> ToService:
-        return OperatorsProfiled(request_id=message.request_id, session="1 thread", phases=(DECODE,))
+        return OperatorsProfiled(request_id=message.request_id, phases=(DECODE,))
 
     async def ask(self, link: EngineLink, message: Message, request_id: int) -> ToService:
         self.engine.sent.append(message)

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import os
+import signal
 import time
 
 import msgspec
@@ -10,6 +12,7 @@ import pytest
 from on_demand_house import House, plan, task, until
 from sample_plans import decoder_plan, encoder_plan
 
+from magnitude.engine.client import EngineLink
 from magnitude.engine.protocol import SamplerSettings
 from magnitude.errors import ModelError, ModelNotFound
 from magnitude.policy.situation import TaskKind
@@ -276,6 +279,47 @@ def test_where_a_variant_cannot_be_loaded_the_model_serves() -> None:
             assert await house.read("chat", word) == [word, word]
             await asyncio.sleep(0.05)
         assert "torn" not in house.loaded()
+
+    House(plan("torn", variant_of="chat")).play(scenario)
+
+
+@pytest.mark.parametrize("by_failure", [False, True])
+def test_a_generation_whose_variant_does_not_come_back_goes_on_with_the_model(by_failure: bool) -> None:
+    async def scenario(house: House) -> None:
+        house.dispatcher.variants.choose_by(lambda model, task: "small")
+        await house.read("chat")
+        await until(lambda: house.state("small") == "loaded")
+        generation = await house.dispatcher.generate(task("chat", 7, limit=40))
+        ids = (await generation.next()).ids
+        assert generation.model == "small"
+        assert house.supervisor.pid is not None
+        os.kill(house.supervisor.pid, signal.SIGKILL)
+        await until(lambda: generation.paused)
+        if not by_failure:
+            house.dispatcher.refuse("small", ModelError("it cannot be loaded any more"))
+            assert generation.model == "chat"
+        while (emission := await generation.next()).reason is None:
+            ids += emission.ids
+        assert ids == [7] * 40
+        assert generation.model == "chat"
+        assert emission.reason == "length"
+        await until(lambda: (house.dispatcher.running, house.dispatcher.waiting) == (0, 0))
+
+    class Damaged(House):
+        """The next engine finds the variant damaged, when it loads what was begun."""
+
+        def on_up(self, link: EngineLink) -> None:
+            self.plans[1].failure = ModelError("damaged") if self.supervisor.lifecycle.restarts else None
+            super().on_up(link)
+
+    (Damaged if by_failure else House)(plan("small", variant_of="chat")).play(scenario)
+
+
+def test_whoever_names_a_variant_that_does_not_come_is_told() -> None:
+    async def scenario(house: House) -> None:
+        generation = await house.dispatcher.generate(task("torn", 7))
+        with pytest.raises(ModelError):
+            await generation.next()
 
     House(plan("torn", variant_of="chat")).play(scenario)
 

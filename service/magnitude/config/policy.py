@@ -107,8 +107,8 @@ class PolicySettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
         Meta(
             ge=0,
             description="After so many requests of a model, and an hour after the last time, its operators are "
-            "profiled while the engine is idle. That takes about a second: a thousandth of the time of as many "
-            "requests of a second each. 0: never.",
+            "profiled while the engine is idle. That takes a second or two: a thousandth of the time of as many "
+            "requests. 0: never.",
         ),
     ] = 1000
     field_test: Annotated[FieldTestSettings, Meta(description="A test of the strategy loop over many devices.")] = (

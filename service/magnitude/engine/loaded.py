@@ -36,7 +36,7 @@ from magnitude.engine.protocol import (
 from magnitude.engine.ranking import RankJob
 from magnitude.engine.run_pool import RunPool
 from magnitude.engine.sampling import Sampler, check_settings
-from magnitude.engine.session_messages import CompareSession, Probe, ProbedRun, ProfileOperators
+from magnitude.engine.session_messages import CompareSession, Probe, ProbedRun, ProfileOperators, ProfilePhase
 from magnitude.engine.session_set import SessionSet
 from magnitude.engine.session_spec import SessionSpec
 from magnitude.engine.sessions import describe, open_session
@@ -367,12 +367,20 @@ class LoadedModel:
         decoder, kv = self._decoder_parts()
         return ProbeJob(request, decoder_runs(request, decoder, kv, self.description.model_hash), clock)
 
-    def session_like(self) -> SessionSpec:
-        """How the session in force is made: of answers, where the model has them."""
-        return self.sessions.like("decode" if self._decoder is not None else "prefill")
+    def profiled_sessions(self) -> dict[SessionSpec, tuple[ProfilePhase, ...]]:
+        """How the sessions in force are made, and which runs they do."""
+        prompts = self.sessions.in_force_as("prefill")
+        if self._decoder is None:
+            return {prompts: ("encode",)}
+        answers = self.sessions.in_force_as("decode")
+        return (
+            {answers: ("decode", "prefill")} if answers == prompts else {answers: ("decode",), prompts: ("prefill",)}
+        )
 
-    def begin_profile(self, request: ProfileOperators, twin: SessionSpec, session: Any) -> tuple[PhaseRuns, ...]:
-        """The runs by a twin of the session in force, until `end_profile`. What the slot held is lost.
+    def begin_profile(
+        self, request: ProfileOperators, phases: tuple[ProfilePhase, ...], twin: SessionSpec, session: Any
+    ) -> tuple[PhaseRuns, ...]:
+        """The runs of the phases by a twin of their session, until `end_profile`. What the slot held is lost.
 
         Raises `ModelError` when its graph is not the model's, `RequestError` for runs that cannot be done.
         """
@@ -393,10 +401,11 @@ class LoadedModel:
         decoder, kv = self._decoder_parts()
         decoder.add_session(twin, session)
         decode, prefill = decoder_runs(probe, decoder, kv, self.description.model_hash)
-        return (
-            PhaseRuns(phase="decode", tokens=1, run=decode, counted=request.steps),
-            PhaseRuns(phase="prefill", tokens=request.tokens, run=prefill, counted=1),
-        )
+        known = {
+            "decode": PhaseRuns(phase="decode", tokens=1, run=decode, counted=request.steps),
+            "prefill": PhaseRuns(phase="prefill", tokens=request.tokens, run=prefill, counted=1),
+        }
+        return tuple(known[phase] for phase in phases)
 
     def end_profile(self, twin: SessionSpec) -> None:
         """Let go of the twin."""

@@ -1,6 +1,6 @@
-"""How the time of a run is spread over the operators: sampled on a twin of the session in force, never on itself.
+"""How the time of a run is spread over the operators: sampled on twins of the sessions in force, never on themselves.
 
-The twin is the same graph with the same threads and ONNX Runtime's profiler, which writes an event for each operator
+A twin is the same graph with the same threads and ONNX Runtime's profiler, which writes an event for each operator
 of each run. It is made in the thread that makes further sessions, does a few runs while nothing else is open, and is
 gone again; what it wrote is read in that thread too, and only sums leave it.
 """
@@ -12,6 +12,7 @@ import os
 import shutil
 import tempfile
 import time
+from collections import deque
 from collections.abc import Callable
 from concurrent.futures import Executor
 from pathlib import Path
@@ -44,23 +45,26 @@ class Twin(SessionSpec, frozen=True, kw_only=True, dict=True):
 
 
 class ProfileJob:
-    """One `ProfileOperators`: `advance` does one run, once the twin is there."""
+    """One `ProfileOperators`: by one twin after the other; `advance` does one run, once a twin is there."""
 
     def __init__(self, request: ProfileOperators, model: LoadedModel, clock: Callable[[], float]) -> None:
         self.request_id = request.request_id
         self.request = request
         self.model = model
-        self.spec = model.session_like()
+        self.sessions = deque(model.profiled_sessions().items())  # still to be done, the first one now
         self.twin: Twin | None = None
         self.folder: Path | None = None
+        self.detached: Any = None  # a session that is nobody's but the thread's, which is to end it
         self.phases: tuple[PhaseRuns, ...] = ()
         self.given_up = False
-        self.done = False  # its runs; what they wrote is being read
+        self.read = False  # what a twin has written is being read
+        self._found: list[PhaseProfile] = []
         self._clock = clock
         self._left: list[TimedRun] = []
 
     @property
     def finished(self) -> bool:
+        """Whether the twin has done its runs."""
         return not self._left
 
     def begin(self, phases: tuple[PhaseRuns, ...]) -> None:
@@ -74,23 +78,29 @@ class ProfileJob:
         run()
         return phase, self._clock() - started_s
 
-    def profiled(self, runs: list[ProfiledRun]) -> OperatorsProfiled:
-        """The answer. Raises `EngineError` when the profile has other runs than were done."""
+    def profiled(self) -> OperatorsProfiled:
+        """What is known so far."""
+        reason = "something else came first" if self.given_up else ""
+        return OperatorsProfiled(request_id=self.request_id, phases=tuple(self._found), reason=reason)
+
+    def take(self, runs: list[ProfiledRun]) -> None:
+        """What a twin has done. Raises `EngineError` when the profile has other runs than those."""
         if len(runs) != sum(1 + phase.counted for phase in self.phases):
             raise EngineError("the profile is not complete", code="profile_unreadable")
-        found: list[PhaseProfile] = []
+        spec, _ = self.sessions.popleft()
+        self.read = False
         for phase in self.phases:
             mine, runs = runs[1 : 1 + phase.counted], runs[1 + phase.counted :]
             kinds = sorted({kind for run in mine for kind in run.operators_s})
-            found.append(
+            self._found.append(
                 PhaseProfile(
                     phase=phase.phase,
+                    session=spec.session_id,
                     tokens=phase.tokens,
                     run_s=tuple(run.run_s for run in mine),
                     operators_s={kind: tuple(run.operators_s.get(kind, 0.0) for run in mine) for kind in kinds},
                 )
             )
-        return OperatorsProfiled(request_id=self.request_id, session=self.spec.session_id, phases=tuple(found))
 
 
 class TwinEvent:
@@ -166,59 +176,72 @@ class Profiler:
         if event.error is not None:
             self._over(job, event.error)
         elif event.runs is not None:
-            try:
-                self._over(job, job.profiled(event.runs))
-            except EngineError as error:
-                self._over(job, error)
+            self._have_read(job, event.runs)
         elif session is not None and not job.given_up:
             self._have(job, session)
         elif session is not None:
-            self._submit(self._drop, job, session)
-        else:
-            give_back_memory()
+            job.detached = session
+            self._submit(self._drop, job)
 
     def ran(self) -> None:
         """Another run of the job is done."""
         job = self._job
         if job is not None and job.finished:
-            job.done = True
-            self._submit(self._read, job, self._detach(job))
+            job.read = True
+            self._detach(job)
+            self._submit(self._read, job)
 
     def failed(self, error: Exception) -> None:
         """A run of the job has failed."""
         job = self._job
         assert job is not None, "it has just run"
-        self._submit(self._drop, job, self._detach(job))
+        self._detach(job)
+        self._submit(self._drop, job)
         self._over(job, error)
 
     def give_up(self, target: int | None = None) -> None:
-        """Make way for something else; `target`: only the profile of that request. One that has run is finished."""
+        """Make way for something else; `target`: only the profile of that request. What has run is read."""
         job = self._job
-        if job is None or job.given_up or target not in (None, job.request_id) or job.done:
+        if job is None or job.given_up or target not in (None, job.request_id):
             return
         job.given_up = True
+        if job.read:
+            return
         if self._session is not None:
-            self._submit(self._drop, job, self._detach(job))
-        self._over(job, OperatorsProfiled(request_id=job.request_id, reason="something else came first"))
+            self._detach(job)
+            self._submit(self._drop, job)
+        self._over(job, job.profiled())
 
     # --- inside ---
 
     def _have(self, job: ProfileJob, session: Any) -> None:
         assert job.twin is not None, "it has been made"
         try:
-            job.begin(job.model.begin_profile(job.request, job.twin, session))
+            _, phases = job.sessions[0]
+            job.begin(job.model.begin_profile(job.request, phases, job.twin, session))
         except Exception as error:
             job.model.end_profile(job.twin)
-            self._submit(self._drop, job, session)
+            job.detached = session
+            self._submit(self._drop, job)
             self._over(job, error)
             return
         self._session = session
 
-    def _detach(self, job: ProfileJob) -> Any:
-        session, self._session = self._session, None
+    def _have_read(self, job: ProfileJob, runs: list[ProfiledRun]) -> None:
+        try:
+            job.take(runs)
+        except EngineError as error:
+            self._over(job, error)
+            return
+        if job.sessions and not job.given_up:
+            self._submit(self._open, job)
+        else:
+            self._over(job, job.profiled())
+
+    def _detach(self, job: ProfileJob) -> None:
         assert job.twin is not None, "only a twin runs"
         job.model.end_profile(job.twin)
-        return session
+        job.detached, self._session = self._session, None
 
     def _over(self, job: ProfileJob, outcome: Message | Exception) -> None:
         if self._job is job:
@@ -228,15 +251,15 @@ class Profiler:
     def _say(self, request_id: int, outcome: Message | Exception) -> None:
         self._answer([(request_id, outcome if isinstance(outcome, Exception) else [outcome])])
 
-    def _submit(self, work: Callable[..., TwinEvent], job: ProfileJob, *arguments: Any) -> None:
+    def _submit(self, work: Callable[[ProfileJob], TwinEvent], job: ProfileJob) -> None:
         self._in_thread += 1
-        self._thread.submit(self._do, work, job, *arguments)
+        self._thread.submit(self._do, work, job)
 
     # --- in the thread ---
 
-    def _do(self, work: Callable[..., TwinEvent], job: ProfileJob, *arguments: Any) -> None:
+    def _do(self, work: Callable[[ProfileJob], TwinEvent], job: ProfileJob) -> None:
         try:
-            event = work(job, *arguments)
+            event = work(job)
         except MemoryError:
             what = f"there is not enough memory to profile {job.request.model}"
             event = TwinEvent(job, error=EngineError(what, code="out_of_memory"))
@@ -244,6 +267,7 @@ class Profiler:
             event = TwinEvent(job, error=error)
         if event.session is None and job.folder is not None:
             shutil.rmtree(job.folder, ignore_errors=True)
+            give_back_memory()
         self._post(event)
 
     def _open(self, job: ProfileJob) -> TwinEvent:
@@ -253,7 +277,7 @@ class Profiler:
         self._scratch.mkdir(mode=0o750, parents=True, exist_ok=True)
         _remove_left_behind(self._scratch)
         job.folder = Path(tempfile.mkdtemp(prefix=f"{_PREFIX}{os.getpid()}-", dir=self._scratch))
-        spec, model = job.spec, job.model.description
+        (spec, _), model = job.sessions[0], job.model.description
         twin = job.twin = Twin(**msgspec.structs.asdict(spec), profile=str(job.folder / "runs"))
         # The pool's threads inherit the CPUs of the thread that makes them.
         self._place.settle(twin.cpus)
@@ -268,10 +292,12 @@ class Profiler:
         forget_mapped_pages(Path(model.folder))
         return TwinEvent(job, session=session)
 
-    def _read(self, job: ProfileJob, session: Any) -> TwinEvent:
+    def _read(self, job: ProfileJob) -> TwinEvent:
+        session, job.detached = job.detached, None
         return TwinEvent(job, runs=read_profile(Path(session.end_profiling()).read_bytes()))
 
-    def _drop(self, job: ProfileJob, session: Any) -> TwinEvent:
+    def _drop(self, job: ProfileJob) -> TwinEvent:
+        session, job.detached = job.detached, None
         with contextlib.suppress(Exception):  # nobody wants what it would have written
             session.end_profiling()
         return TwinEvent(job)

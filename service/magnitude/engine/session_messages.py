@@ -118,9 +118,9 @@ class Probed(Message, frozen=True, kw_only=True, tag="probed"):
 
 
 class ProfileOperators(Message, frozen=True, kw_only=True, tag="profile_operators"):
-    """Tell how the time of runs is spread over the operators: on a twin of the session in force (of answers, where
-    the model has them), which does `steps` decode steps behind `past_tokens` positions in `slot` and a piece of a
-    prompt of `tokens`; an encoder that many texts of one run each. While nothing else is open; given up at once when
+    """Tell how the time of runs is spread over the operators: on twins of the sessions in force, which do `steps`
+    decode steps behind `past_tokens` positions in `slot` and a piece of a prompt of `tokens`; an encoder does so many
+    texts of one run each. While nothing else is open; given up at once when
     something comes. What the slot held is lost. Answered by `OperatorsProfiled`, or `Failed`."""
 
     request_id: int
@@ -132,18 +132,19 @@ class ProfileOperators(Message, frozen=True, kw_only=True, tag="profile_operator
 
 
 class PhaseProfile(msgspec.Struct, frozen=True, kw_only=True):
-    """Profiled runs of `tokens` new positions each: what each took, and what of it each kind of operator did."""
+    """Profiled runs of `tokens` new positions each, by a session like `session`: what each took, and what of it each
+    kind of operator did."""
 
     phase: ProfilePhase
+    session: str = ""
     tokens: int
     run_s: tuple[float, ...]
     operators_s: dict[str, tuple[float, ...]]
 
 
 class OperatorsProfiled(Message, frozen=True, kw_only=True, tag="operators_profiled"):
-    """By phase, with a session like `session`. Nothing when something else was to be done: `reason` says what."""
+    """What was done before something else came; `reason` says so."""
 
     request_id: int
-    session: str = ""
     phases: tuple[PhaseProfile, ...] = ()
     reason: str = ""

@@ -100,8 +100,8 @@ class SessionSet:
         own = (self._own_graph, self._own_spec.threads, self._own_spec.cpus, self._own_spec.arena)
         return None if same == own else spec
 
-    def like(self, phase: RunPhase) -> SessionSpec:
-        """How the session in force is made. Raises `KeyError` where the own one's way is not known."""
+    def in_force_as(self, phase: RunPhase) -> SessionSpec:
+        """How the session in force is made. Raises `KeyError` where that of the own one is not known."""
         spec = self.in_force(phase) or self._own_spec
         if spec is None:
             raise KeyError("the own session")

@@ -17,7 +17,7 @@ import msgspec
 from magnitude.config.kv import KvSettings
 from magnitude.config.schedule import ScheduleSettings
 from magnitude.engine.client import EngineLink
-from magnitude.engine.protocol import Failed, Finished, PrefillProgress, Tensor, TensorInfo, Tokens, ToService
+from magnitude.engine.protocol import Failed, Finished, PrefillProgress, TensorInfo, Tokens, ToService
 from magnitude.errors import EngineNotReady, MagnitudeError
 from magnitude.feedback.records import Feedback, TaskRecord
 from magnitude.models.description import ModelDescription
@@ -45,17 +45,14 @@ from magnitude.schedule.events import (
 from magnitude.schedule.execution import Execution
 from magnitude.schedule.figures import ScheduleFigures
 from magnitude.schedule.inference import (
-    Deadline,
     GenerationTask,
     KeptConversation,
     Priority,
-    RankedResult,
     Recycled,
     Reservation,
     ServiceHealth,
     ServiceState,
     VariantState,
-    VectorsResult,
 )
 from magnitude.schedule.kept_memory import KeptMemory
 from magnitude.schedule.long_prompts import LongPrompts
@@ -157,6 +154,8 @@ class Dispatcher:
         self._clock = clock
         self._started_s = clock()
         self._ids = itertools.count(1)
+        # Runs are answered as they are; see `Inference`.
+        self.embed, self.embed_and_rank, self.infer = self._runs.embed, self._runs.embed_and_rank, self._runs.infer
         self.watched = Watched()
         self._compute_slots: dict[str, int] = {}
         self.long_prompts = LongPrompts()
@@ -239,10 +238,11 @@ class Dispatcher:
         self._presence.forget_told()
 
     def refuse(self, model: str, error: MagnitudeError) -> None:
-        """Fail everything that waits for the model."""
+        """Fail everything that waits for the model, but for what others than the client sent to it."""
         for task in [task for task in self._open.values() if task.model == model and waits(task)]:
-            task.fail(copy.copy(error))
-            task.withdraw()
+            if not self._moved(task):
+                task.fail(copy.copy(error))
+                task.withdraw()
         self._presence.arrivals.refuse(model, error)
 
     # --- when memory is short ---
@@ -316,7 +316,7 @@ class Dispatcher:
             "generate", task.model, len(task.prompt), task=task.task, request=task.request_key
         ):
             plan = self.models_served.usable(task.model, ("decoder",), "generate text")
-            adapter = self.models_served.resolve(task.model)[1]
+            named, adapter = plan.description.name, self.models_served.resolve(task.model)[1]
             plan = self.variants.for_generation(plan, task, adapter)
             task = msgspec.structs.replace(task, model=plan.description.name, adapter=adapter)
             known = self.conversations.known(plan, task)
@@ -328,54 +328,13 @@ class Dispatcher:
             prefill_chunk=strategy.prefill_chunk,
             max_draft=min(strategy.max_draft, plan.max_draft),
             variant=plan.description.name if plan.description.variant_of else "",
+            stands_in_for=named if named != plan.description.name else "",
             close=self._closed,
             withdraw=self._withdraw,
         )
         generation.strategy_id = self._feedback.known(strategy)
         self._submit(generation, generation.submission(known))
         return generation
-
-    async def embed(
-        self,
-        model: str,
-        inputs: list[list[int]],
-        token_types: list[list[int]],
-        *,
-        request_key: str,
-        priority: Priority = "normal",
-        deadline: Deadline | None = None,
-        client: str = "",
-    ) -> VectorsResult:
-        return await self._runs.embed(model, inputs, token_types, priority=priority, deadline=deadline, client=client)
-
-    async def embed_and_rank(
-        self,
-        model: str,
-        query: list[int],
-        documents: list[list[int]],
-        top_k: int,
-        *,
-        request_key: str,
-        priority: Priority = "normal",
-        deadline: Deadline | None = None,
-        client: str = "",
-    ) -> RankedResult:
-        return await self._runs.embed_and_rank(
-            model, query, documents, top_k, priority=priority, deadline=deadline, client=client
-        )
-
-    async def infer(
-        self,
-        model: str,
-        inputs: list[Tensor],
-        outputs: list[str],
-        *,
-        request_key: str,
-        priority: Priority = "normal",
-        deadline: Deadline | None = None,
-        client: str = "",
-    ) -> list[Tensor]:
-        return await self._runs.infer(model, inputs, outputs, priority=priority, deadline=deadline, client=client)
 
     def reserve(
         self, client: str, model: str, requests: int, hold_s: float, *, priority: Priority = "normal"
@@ -491,7 +450,7 @@ class Dispatcher:
 
         for task in list(self._open.values()):
             error = refusal(task.model)
-            if error is not None:
+            if error is not None and not self._moved(task):
                 task.fail(error)
                 task.withdraw()
         self._presence.refuse(refusal)
@@ -556,6 +515,23 @@ class Dispatcher:
         self._presence.demand_changed()
         self.variants.look(idle=not self.running and not self.waiting)
         return refused
+
+    def _moved(self, task: OpenTask) -> bool:
+        """Whether a generation that its variant cannot go on with goes on with the model that was named."""
+        if not isinstance(task, OpenGeneration) or not task.stands_in_for or task.restoring or not waits(task):
+            return False
+        parent, request_id = self.models_served.by_name[task.stands_in_for], task.request_id
+        if self.models_served.refusal_of(parent) is not None:
+            return False
+        self._execution.give_back(task)
+        self._suspicion.over(request_id)
+        self._decide(Withdraw(request_id))
+        task.move(self.next_id(), parent.description.name, max_draft=parent.max_draft)
+        try:
+            self._submit(task, task.submission(self.conversations.known(parent, task.task)))
+        except MagnitudeError as error:
+            task.fail(error)
+        return True
 
     def _want_variant(self, name: str) -> None:
         # Not at once: this is told in the midst of a decision.

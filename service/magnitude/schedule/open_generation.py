@@ -63,7 +63,8 @@ class Spent(msgspec.Struct, frozen=True, kw_only=True):
 class OpenGeneration(OpenTask):
     """Implements `schedule.inference.Generation`.
 
-    `emitted` are the ids delivered so far: with the task they are all that a later run needs to go on.
+    `stands_in_for` is the model that was named, where a variant computes for it. `emitted` are the ids delivered so
+    far: with the task they are all that a later run needs to go on.
     """
 
     def __init__(
@@ -74,12 +75,14 @@ class OpenGeneration(OpenTask):
         prefill_chunk: int,
         max_draft: int,
         variant: str = "",
+        stands_in_for: str = "",
         close: Close,
         withdraw: Callable[[int], None],
     ) -> None:
         super().__init__(request_id, task.model, close=close, withdraw=withdraw)
         self.task = task
         self.variant = variant
+        self.stands_in_for = stands_in_for
         self.emitted: list[int] = []
         self.placement: Placement | None = None
         self.pausing = False  # the engine was asked to let go of it, and it will go on
@@ -160,6 +163,17 @@ class OpenGeneration(OpenTask):
         # A run that nothing was heard of did not find anything either: the next one is the first.
         if self._prompt_done or self.emitted:
             self.spent = self.spent.with_lost(min(self._kept, len(self.task.prompt)))
+
+    def move(self, request_id: int, model: str, *, max_draft: int) -> None:
+        """It has no place with its variant any more, and goes on behind what it has emitted with the model that was
+        named, as a new request of the queue."""
+        self.request_id, self.model = request_id, model
+        self.task = msgspec.structs.replace(self.task, model=model)
+        self.stands_in_for = ""
+        self.placement, self.restored = None, None
+        self.has_started = self.paused = self.pausing = False
+        self._prompt_done = 0
+        self._max_draft = min(self._max_draft, max_draft)
 
     def first_message(self) -> Generate:
         """Without what only this attempt knows: its number, its slot, what was in it."""

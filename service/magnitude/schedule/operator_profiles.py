@@ -1,6 +1,6 @@
 """When operators are profiled: after every so many requests of a model, while nothing else is open.
 
-A profile takes the engine about a second: a session like the one in force is made beside what runs, does a few runs
+A profile takes the engine a second or two: a session like the one in force is made beside what runs, does a few runs
 while nothing is open, and is gone. So it is asked for seldom, and gives way to everything.
 """
 
@@ -31,8 +31,8 @@ PAUSE_S = 3600.0
 RETRY_S = 60.0
 # The engine is idle for so long before a profile begins: a client that answers at once is not met by it.
 QUIET_S = 2.0
-# Decode steps of one profile, whose mean it adds, and the tokens of its piece of a prompt. About 400 operators a run
-# and 400 bytes an operator (SmolLM2-135M) are 1 MB then, for the moment that the file exists.
+# Decode steps of one profile, and the tokens of its piece of a prompt: for a moment there is a file of 1.7 MB then
+# (SmolLM2-135M, two threads).
 STEPS = 4
 PIECE_TOKENS = 64
 

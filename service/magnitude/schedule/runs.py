@@ -76,12 +76,13 @@ class Runs:
         inputs: list[list[int]],
         token_types: list[list[int]],
         *,
-        priority: Priority,
-        deadline: Deadline | None,
-        client: str,
+        request_key: str,
+        priority: Priority = "normal",
+        deadline: Deadline | None = None,
+        client: str = "",
     ) -> VectorsResult:
         # Texts of several requests are one open task; what refuses one request alone is told here.
-        with self._refusals.recorded("embed", model, sum(map(len, inputs)), task="embed"):
+        with self._refusals.recorded("embed", model, sum(map(len, inputs)), task="embed", request=request_key):
             plan = self._models.usable(model, ("embedder", "reranker"), "encode text")
             model_used = self._route(plan).description
             return await self._within(deadline, self._gather(model_used, inputs, token_types, priority, client))
@@ -93,11 +94,14 @@ class Runs:
         documents: list[list[int]],
         top_k: int,
         *,
-        priority: Priority,
-        deadline: Deadline | None,
-        client: str,
+        request_key: str,
+        priority: Priority = "normal",
+        deadline: Deadline | None = None,
+        client: str = "",
     ) -> RankedResult:
-        with self._refusals.recorded("embed", model, len(query) + sum(map(len, documents)), task="rank"):
+        with self._refusals.recorded(
+            "embed", model, len(query) + sum(map(len, documents)), task="rank", request=request_key
+        ):
             plan = self._models.usable(model, ("embedder",), "rank documents")
         message = EmbedAndRank(
             request_id=self._next_id(), model=plan.description.name, query=query, documents=documents, top_k=top_k
@@ -116,11 +120,12 @@ class Runs:
         inputs: list[Tensor],
         outputs: list[str],
         *,
-        priority: Priority,
-        deadline: Deadline | None,
-        client: str,
+        request_key: str,
+        priority: Priority = "normal",
+        deadline: Deadline | None = None,
+        client: str = "",
     ) -> list[Tensor]:
-        with self._refusals.recorded("infer", model, 0, task="infer"):
+        with self._refusals.recorded("infer", model, 0, task="infer", request=request_key):
             plan = self._models.usable(model, ("tensors", "embedder", "reranker"), "take plain tensors")
         message = InferTensors(
             request_id=self._next_id(), model=plan.description.name, inputs=inputs, outputs=outputs

@@ -10,12 +10,14 @@ from magnitude.errors import MagnitudeError, ModelError
 def check(context: DoctorContext) -> Finding:
     from magnitude.models.adapters import BrokenAdapter, scan_adapters, verify_adapter
     from magnitude.models.catalogue import BrokenModel, scan, verify_integrity
+    from magnitude.models.variants import strays
 
     good: list[str] = []
     broken: list[str] = []
     adapters: list[str] = []
     decoders = 0
-    for entry in scan(context.models_folder):
+    entries = scan(context.models_folder)
+    for entry in entries:
         if isinstance(entry, BrokenModel):
             broken.append(f"{entry.name}: {entry.message}")
             continue
@@ -43,6 +45,14 @@ def check(context: DoctorContext) -> Finding:
             title=f"{len(broken)} of {len(good) + len(adapters) + len(broken)} {things} are damaged",
             detail=detail,
             advice="Remove and import again: `magnitude rm NAME`, then `magnitude import SOURCE`",
+        )
+    stray = strays([entry for entry in entries if not isinstance(entry, BrokenModel)])
+    if stray:
+        return Finding(
+            level="warning",
+            title=f"{len(stray)} variants belong to no model that is there, and are not served",
+            detail="\n".join([detail, *(f"{name}: {reason}" for name, reason in stray.items())]),
+            advice="Remove them (`magnitude rm NAME`), or import them again with --variant-of",
         )
     if not good:
         return Finding(
