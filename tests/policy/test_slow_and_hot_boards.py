@@ -131,5 +131,21 @@ def test_what_is_hopeless_with_few_tokens_is_not_measured_with_many() -> None:
     assert len(tried) == 1
 
 
+def test_probes_take_no_more_than_what_they_are_about_takes_itself() -> None:
+    world = World(fresh(), two_cores, noise=0.3)
+    world.start()
+    for _ in range(40):
+        world.decode(1.0)
+        world.rest(60.0)
+    probes = [effect for effect in world.effects if isinstance(effect, Probe)]
+    probed_s = sum(len(probe.choices) * probe.rounds * 0.015 for probe in probes)
+    assert probes
+    assert probed_s < 1.5 * 40.0 + 5.0
+    before = len(probes)
+    for _ in range(200):
+        world.rest(60.0)
+    assert sum(isinstance(effect, Probe) for effect in world.effects) <= before + 10, "a board at rest is left alone"
+
+
 def _choice(session: SessionSpec) -> Choice:
     return Choice(session=session)

@@ -88,6 +88,7 @@ class Contest:
         self.previous: Choice | None = None  # what the last switch left
         self.watched = True  # whether the last switch has proved itself under load
         self.busy = AgedAverage(rules.half_life_s)  # its weight is seconds of runs: how much hangs on this contest
+        self.probed = AgedAverage(rules.half_life_s)  # the same of probes
         self.costs: dict[Choice, Costs] = {}
         self.dismissed: dict[Choice, Dismissal] = {}
         self._rules = rules

@@ -23,6 +23,11 @@ IDLE_S = 2.0
 # a simulated Raspberry Pi 5 that is idle for half of the time, a fifth cost a tenth of the energy as long as anything
 # was left to be tried.
 PROBE_SHARE = 0.1
+# Nor do they take more than this share of the time that the part itself computes, both as they age: what a better
+# choice would save is a share of that. The first comparison, of the most promising challenger, may take half as long
+# again as the part (and some seconds before much was computed), the others less. Without this a simulated Raspberry
+# Pi 5 spent a fifth of its energy on prompts of which one came a minute.
+FIRST_PROBED_SHARE, PROBED_SHARE, PROBED_ALLOWED_S = 1.5, 0.25, 5.0
 # A part that was busy for less than this is not worth an experiment yet.
 LEAST_BUSY_S = 1.0
 # So often it is looked for something to try while the engine is idle: what did not win is tried again after hours.
@@ -62,6 +67,7 @@ class Laboratory:
     def probed(self, done: ProbeDone, now_s: float) -> None:
         if self.experiment is not None and self.experiment.probe == done.probe:
             self.experiment.probed(done, now_s)
+            self.experiment.contest.probed.add(1.0, sum(map(sum, done.seconds)), now_s)
             self._next_probe_s = now_s + (now_s - self._probe_begun_s) * (1.0 / PROBE_SHARE - 1.0)
 
     def engine_gone(self) -> None:
@@ -100,6 +106,7 @@ class Laboratory:
                 quiet = moment.idle_s > 0 or self._rules.explore == "load"
                 return [*effects, *self._pool.want(session, keep, moment.now_s, idle=quiet)]
         due = moment.idle_s >= IDLE_S and moment.now_s >= self._next_probe_s
+        due = due and self._worth_probing(experiment.contest, moment.now_s)
         ours = experiment.purpose == "try" and moment.holds(experiment.contest.part, experiment.contest.key)
         if due and ours and experiment.probe is None and duel.verdict() == "open":
             experiment.probe = experiment.next_probe(moment.now_s)
@@ -155,6 +162,8 @@ class Laboratory:
         gone = duel.incumbent != contest.chosen or not fits(duel.challenger, moment.board)
         if gone or (session is not None and self._pool.barred(session, now_s)):
             return True
+        if not experiment.live and not self._worth_probing(contest, now_s):
+            return True  # for now: others need not wait for it
         if now_s - experiment.begun_s > GIVE_UP_S:
             contest.keep(duel.challenger, math.nan, lost=False, reason="its situation did not return", now_s=now_s)
             return True
@@ -188,6 +197,12 @@ class Laboratory:
             effects.append(Decided("kept", *told))
         return True
 
+    def _worth_probing(self, contest: Contest, now_s: float) -> bool:
+        alike = [contest, *self._at_other_clocks(contest)]
+        busy_s = sum(each.busy.weight(now_s) for each in alike)
+        share = PROBED_SHARE if any(each.decided for each in alike) else FIRST_PROBED_SHARE
+        return sum(each.probed.weight(now_s) for each in alike) <= PROBED_ALLOWED_S + share * busy_s
+
     def _hopeless(self, contest: Contest, challenger: Choice, now_s: float) -> bool:
         """Whether it has lost so clearly against the same choice, with other rows or tokens, that it cannot win
         here."""
@@ -219,6 +234,8 @@ class Laboratory:
                 if not contest.may_try(challenger, now_s) or self._pool.barred(session, now_s):
                     continue
                 if self._hopeless(contest, challenger, now_s):
+                    continue
+                if challenger.chunk != contest.chosen.chunk and not self._worth_probing(contest, now_s):
                     continue
                 names = (contest.chosen.choice_id, challenger.choice_id)
                 effects.append(Decided("trial", contest.part, contest.key, *names, "compared side by side"))
