@@ -9,6 +9,7 @@ from magnitude.errors import ModelNotFound
 from magnitude.policy.dump_exchange import Running
 from magnitude.policy.dumps import Dumps
 from magnitude.policy.learned import Binding, Choice, Entry, Evidence, Learned, Rejected
+from magnitude.policy.pinned import Means
 from magnitude.policy.strategy import Strategy
 
 TWO, FOUR = (Choice(session=SessionSpec(threads=threads)) for threads in (2, 4))
@@ -52,6 +53,9 @@ class FakeStrategies:
         assert TWO.session is not None
         strategy = Strategy(prefill=TWO.session, decode=TWO.session)
         return Running(strategy=strategy, strategy_id=strategy.strategy_id, in_words=strategy.in_words, since_s=5.0)
+
+    def means(self, model: str) -> Means | None:
+        return Means(cpus=tuple(range(8)), usable=8, decodes=model != "tiny-embed")
 
     def hold(self, hold_s: float) -> None:
         self.held.append(hold_s)

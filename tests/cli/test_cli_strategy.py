@@ -238,6 +238,16 @@ def test_without_a_service_its_files_are_changed(
     assert said(cli.invoke(app, ["strategy", "export", "tiny-chat@1", "-o", str(file)]))
 
 
+def test_without_a_service_a_pin_that_this_machine_cannot_hold_is_refused(
+    cli: CliRunner, own_home: Path, models: Path
+) -> None:
+    for option in (["--decode-threads", "200"], ["--decode-cpus", "900-901"], ["--variant", "nosuch"]):
+        error = refused(cli.invoke(app, ["strategy", "pin", "tiny-chat", *option]))
+        assert error.code == "pin_invalid"
+        assert "on CPU " in error.hint
+    assert Dumps(own_home / "state").pinned(learned_here(models).binding) is None
+
+
 def test_files_are_bound_to_this_machine(cli: CliRunner, models: Path, tmp_path: Path) -> None:
     file = tmp_path / "dump.json"
     file.write_bytes(exported(learned_here(models, ort_version="0.1", board="rock5b"), 1))

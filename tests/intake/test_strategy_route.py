@@ -164,6 +164,26 @@ def test_what_is_not_understood_changes_nothing(
     assert (strategies.reread_models, strategies.held, strategies.known) == ([], [], before)
 
 
+@pytest.mark.parametrize(
+    ("model", "pinned", "hint"),
+    [
+        ("tiny-chat", {"decode": {"threads": 99}}, "up to 8 threads on CPU 0-7"),
+        ("tiny-chat", {"prefill": {"threads": 2, "cpus": [8, 9]}}, "CPU 0-7"),
+        ("tiny-chat", {"variant": "nosuch"}, "CPU 0-7"),
+        ("tiny-embed", {"decode": {"threads": 2}}, "CPU 0-7"),
+        ("tiny-embed", {"chunk": 64}, "CPU 0-7"),
+    ],
+)
+def test_a_pin_that_cannot_hold_here_is_refused_with_what_there_is(
+    service: InProcess, strategies: FakeStrategies, model: str, pinned: dict[str, object], hint: str
+) -> None:
+    reply = service.post(ROUTE, {"model": model, "pin": pinned})
+    assert reply.status_code == 400
+    assert reply.json()["error"]["code"] == "pin_invalid"
+    assert hint in reply.json()["error"]["hint"]
+    assert strategies.dumps.pinned(strategies.known[model].binding) is None
+
+
 @pytest.mark.parametrize("query", ["model=zebra", "generation=1", "model=tiny-chat&generation=x"])
 def test_what_is_not_there_is_said_so(service: InProcess, query: str) -> None:
     assert service.call("GET", f"{ROUTE}?{query}").status_code in (400, 404)

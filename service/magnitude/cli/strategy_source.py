@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import os
 from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
@@ -19,7 +20,7 @@ if TYPE_CHECKING:
     from magnitude.policy.dump_exchange import Shown
     from magnitude.policy.dumps import Dump
     from magnitude.policy.learned import Binding, Learned
-    from magnitude.policy.pinned import Pinned
+    from magnitude.policy.pinned import Means, Pinned
 
 PATH = "/v1/magnitude/strategy"
 
@@ -148,7 +149,29 @@ class FileSource:
     def pin(self, model: str, pinned: Pinned | None) -> Changed:
         from magnitude.policy.dump_changes import pin
 
-        return pin(self._writable(), self._known(), model, pinned)
+        return pin(self._writable(), self._known(), model, pinned, self._means(model))
+
+    def _means(self, model: str) -> Means | None:
+        """What a service here would run the model by; None where it is not here."""
+        from magnitude.board.cpu import cpu_quota, engine_cpus, topology
+        from magnitude.board.roots import HostRoots
+        from magnitude.models.catalogue import BrokenModel, scan
+        from magnitude.models.variants import variants_of
+        from magnitude.policy.pinned import Means
+
+        found = [each for each in scan(self._models) if not isinstance(each, BrokenModel)]
+        described = next((each for each in found if each.name == model), None)
+        if described is None:
+            return None
+        roots = HostRoots()
+        cpus = engine_cpus(topology(roots), os.sched_getaffinity(0), cpu_quota(roots))
+        return Means(
+            cpus=cpus.cores,
+            usable=cpus.usable,
+            graphs=described.graphs,
+            variants=tuple(variant.name for variant in variants_of(described, found)),
+            decodes=described.kind == "decoder",
+        )
 
     def _writable(self) -> Any:
         with contextlib.suppress(OSError):  # what cannot be made is said when something is written there

@@ -76,7 +76,7 @@ def _change(control: StrategyControl, known: dict[str, Learned], action: str, fi
         return reset(control.dumps, known, (model,) if model else tuple(known))
     if action == "unpin":
         return pin(control.dumps, known, model, None)
-    return pin(control.dumps, known, model, _pinned(fields, known[model]))
+    return pin(control.dumps, known, model, _pinned(fields, known[model]), control.means(model))
 
 
 def _pinned(fields: Fields, learned: Learned) -> Pinned:

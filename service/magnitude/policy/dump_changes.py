@@ -14,7 +14,7 @@ from magnitude.policy.drift import HASH_DIGITS
 from magnitude.policy.dump_exchange import merged, parsed, taken
 from magnitude.policy.dumps import Dump, Dumps
 from magnitude.policy.learned import Learned
-from magnitude.policy.pinned import Pinned
+from magnitude.policy.pinned import Means, Pinned, possible
 from magnitude.policy.trained import Trained
 
 # More threads than any board has cores, and pieces beyond what a prompt's run is ever given.
@@ -52,14 +52,14 @@ def reset(dumps: Dumps, known: Known, models: tuple[str, ...]) -> Changed:
     return Changed(models=models, text=f"{', '.join(models)}: learned strategies are reset")
 
 
-def pin(dumps: Dumps, known: Known, model: str, pinned: Pinned | None) -> Changed:
-    """Fix parts, besides those that are fixed already; None: fix nothing any more. Raises `RequestError` for values
-    that can not be, `ModelNotFound` and `NotKept`."""
+def pin(dumps: Dumps, known: Known, model: str, pinned: Pinned | None, means: Means | None = None) -> Changed:
+    """Fix parts, besides those that are fixed already; None: fix nothing any more. `means` is what there is to run
+    the model by, None: not known yet. Raises `RequestError` for what can not be, `ModelNotFound` and `NotKept`."""
     binding = _of(known, model).binding
     if pinned is None:
         _kept(dumps, dumps.pin(binding, None))
         return Changed(models=(model,), text=f"{model}: nothing is fixed any more")
-    _check(pinned)
+    _check(pinned, means)
     before = dumps.pinned(binding)
     both = pinned if before is None else _over(before, pinned)
     both = msgspec.structs.replace(both, board=binding.board, model=binding.model)
@@ -129,7 +129,7 @@ def _over(before: Pinned, new: Pinned) -> Pinned:
     )
 
 
-def _check(pinned: Pinned) -> None:
+def _check(pinned: Pinned, means: Means | None) -> None:
     if pinned.empty:
         raise RequestError("nothing is named that should be fixed", hint="Name threads, a piece or a variant")
     for session in (pinned.decode, pinned.prefill):
@@ -138,4 +138,8 @@ def _check(pinned: Pinned) -> None:
     if pinned.chunk and not LEAST_CHUNK <= pinned.chunk <= MOST_CHUNK:
         raise RequestError(
             f"prompts cannot enter in pieces of {pinned.chunk}", hint=f"Give {LEAST_CHUNK} to {MOST_CHUNK} tokens"
+        )
+    if means is not None and (lost := possible(pinned, means)[1]):
+        raise RequestError(
+            f"this cannot be fixed: {'; '.join(lost)}", hint=f"There is: {means.in_words}", code="pin_invalid"
         )

@@ -159,9 +159,10 @@ def pin_from(data: bytes, name: str, binding: Binding) -> Pinned:
             return Pinned(
                 board=binding.board,
                 model=binding.model,
-                decode=strategy.decode,
+                # Encoders have strategies of the same shape, but nothing in them decodes.
+                decode=strategy.decode if strategy.max_batch else None,
                 prefill=strategy.prefill,
-                chunk=strategy.prefill_chunk,
+                chunk=strategy.prefill_chunk if strategy.max_batch else 0,
                 variant=strategy.variant,
             )
         here = {"board": binding.board, "model": binding.model}

@@ -16,7 +16,7 @@ from magnitude.policy.candidates import session_on
 from magnitude.policy.dump_exchange import Running
 from magnitude.policy.dumps import Dumps
 from magnitude.policy.learned import Binding, Choice, Learned
-from magnitude.policy.pinned import Pinned, choices_of, possible
+from magnitude.policy.pinned import Means, Pinned, choices_of, possible
 from magnitude.policy.rules import ModelFacts, Rules
 from magnitude.policy.situation import Part, Situation, TaskKind
 from magnitude.policy.strategy import Strategy
@@ -262,6 +262,17 @@ class Strategies:
             cpu_s=counts.cpu_s,
         )
 
+    def means(self, model: str) -> Means | None:
+        """What there is to run a model by; None while it has no loop, or the board was not seen."""
+        served = self._served.get(model)
+        if served is None or self._seen is None:
+            return None
+        facts, board = served.facts, self._seen
+        decodes = facts.kind == "decoder"
+        return Means(
+            cpus=board.cores, usable=board.usable, graphs=facts.graphs, variants=facts.variants, decodes=decodes
+        )
+
     def hold(self, hold_s: float) -> None:
         """Let every model run as it was loaded, and measure and try nothing, for `hold_s`; 0: go on now."""
         if self._release is not None:
@@ -395,7 +406,8 @@ class Strategies:
             served.loop.chooser.pin({})
             return
         facts, board = served.facts, self._seen or BoardSeen((), 1)
-        kept, lost = possible(pinned, graphs=("", *facts.graphs), cpus=board.cores, variants=("", *facts.variants))
+        means = self.means(facts.name)
+        kept, lost = possible(pinned, means) if means is not None else (pinned, ())
         for reason in lost:
             fields = {"model": facts.name, "reason": reason}
             log.warning("what was pinned cannot be kept", extra={"fields": fields})

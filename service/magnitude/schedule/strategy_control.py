@@ -7,6 +7,7 @@ from typing import Protocol
 from magnitude.policy.dump_exchange import Running
 from magnitude.policy.dumps import Dumps
 from magnitude.policy.learned import Learned
+from magnitude.policy.pinned import Means
 
 # A client that has died must not leave the loops off for long; who measures longer holds again.
 MOST_HOLD_S = 600.0
@@ -27,6 +28,10 @@ class StrategyControl(Protocol):
 
     def running(self, model: str) -> Running | None:
         """What a model of `learned` does now; None while it has no loop."""
+        ...
+
+    def means(self, model: str) -> Means | None:
+        """What there is to run a model of `learned` by; None while that is not known."""
         ...
 
     def hold(self, hold_s: float) -> None:
