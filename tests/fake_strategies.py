@@ -6,6 +6,7 @@ from pathlib import Path
 
 from magnitude.engine.session_spec import SessionSpec
 from magnitude.errors import ModelNotFound
+from magnitude.policy.dump_changes import Change
 from magnitude.policy.dump_exchange import Running
 from magnitude.policy.dumps import Dumps
 from magnitude.policy.learned import Binding, Choice, Entry, Evidence, Learned, Rejected
@@ -63,7 +64,9 @@ class FakeStrategies:
     def held_s(self) -> float:
         return self.held[-1] if self.held else 0.0
 
-    async def reread(self, model: str) -> None:
+    async def reread(self, model: str, change: Change) -> None:
         self.reread_models.append(model)
+        if change in ("pinned", "unpinned"):
+            return
         found = self._dumps.load(self.known[model].binding)
         self.known[model] = found.learned or Learned(binding=self.known[model].binding)

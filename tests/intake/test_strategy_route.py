@@ -68,7 +68,11 @@ def test_an_import_is_taken_up_at_once_and_what_there_was_stays_as_a_generation(
     text = exported(learned_of("tiny-chat", samples=7), 3).decode()
     reply = service.post(ROUTE, {"import": text})
     assert reply.status_code == 200
-    assert reply.json() == {"models": ["tiny-chat"], "text": "tiny-chat: 1 situation imported as it is"}
+    assert reply.json() == {
+        "models": ["tiny-chat"],
+        "change": "imported",
+        "text": "tiny-chat: 1 situation imported as it is",
+    }
     assert strategies.reread_models == ["tiny-chat"]
     assert strategies.known["tiny-chat"].samples == 7
     assert strategies.known["tiny-chat"].entries[0].origin == "imported"
@@ -134,7 +138,27 @@ def test_pins_add_up_until_they_are_taken_back(service: InProcess, strategies: F
     assert service.post(ROUTE, {"model": "tiny-chat", "unpin": True}).status_code == 200
     assert strategies.dumps.pinned(binding) is None
     assert strategies.reread_models == ["tiny-chat"] * 3
-    assert strategies.known["tiny-chat"].samples == 90  # reading the files again has lost nothing
+    assert strategies.dumps.kept(strategies.dumps.folder_of(binding)).dump is None  # a pin saves nothing
+
+
+def test_changes_one_after_the_other_are_one_generation_each(service: InProcess, strategies: FakeStrategies) -> None:
+    folder = strategies.dumps.folder_of(strategies.known["tiny-chat"].binding)
+    other = exported(learned_of("tiny-chat", samples=7), 3).decode()
+
+    def generation_after(body: dict[str, object]) -> int:
+        assert service.post(ROUTE, {"model": "tiny-chat", **body}).status_code == 200
+        dump = strategies.dumps.kept(folder).dump
+        return dump.generation if dump is not None else 0
+
+    assert generation_after({"import": other}) == 2  # what there was became the first
+    assert generation_after({"import": other}) == 2
+    assert generation_after({"reset": True}) == 3
+    assert generation_after({"reset": True}) == 3
+    for chunk in (64, 128):
+        assert generation_after({"pin": {"chunk": chunk}}) == 3
+    assert generation_after({"unpin": True}) == 3
+    strategies.known["tiny-chat"] = learned_of("tiny-chat", samples=8)
+    assert generation_after({"import": other}) == 4
 
 
 @pytest.mark.parametrize(

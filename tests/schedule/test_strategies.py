@@ -364,10 +364,12 @@ def test_what_a_person_has_fixed_is_pinned_from_the_start_and_when_it_is_changed
         assert house.choosers["m"].pinned == {"decode": Choice(session=TWO)}
         assert [one.kind for one in house.strategies.state()["m"].decisions] == ["pinned"]
         house.store.pin = None
-        await house.strategies.reread("m")
+        await house.strategies.reread("m", "unpinned")
         assert house.choosers["m"].pinned == {}
+        assert house.choosers["m"].reloaded == []  # a pin is nothing that was learned
+        await house.strategies.reread("m", "imported")
         assert len(house.choosers["m"].reloaded) == 1
-        await house.strategies.reread("unknown")
+        await house.strategies.reread("unknown", "reset")
 
     play(house, scenario)
 

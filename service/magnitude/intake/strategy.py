@@ -55,17 +55,17 @@ class Strategies(HTTPEndpoint):
         model = _name_of(request, known, named) if named else ""
         changed = await asyncio.to_thread(_change, control, known, asked[0], fields, model)
         for name in changed.models:
-            await control.reread(name)
+            await control.reread(name, changed.change)
         return json_reply(changed)
 
 
 def _change(control: StrategyControl, known: dict[str, Learned], action: str, fields: Fields, model: str) -> Changed:
-    """In a thread: it writes files. What was learned since the last save is saved first, so that reading the files
-    again loses nothing."""
+    """In a thread: it writes files. What was learned since the last save is saved first where the files are read
+    again, so that nothing is lost."""
     if action != "import" and not model and not (action == "reset" and fields.boolean("all")):
         raise fields.wrong("model", "is missing", hint="Name one, or reset with all: true.")
     for name in [model] if model else known:
-        if known[name].entries:
+        if action in ("import", "reset") and known[name].entries:
             control.dumps.save(known[name])
     if action == "import":
         data = fields.text("import").encode()

@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from typing import Literal
 
 import msgspec
 
@@ -21,12 +22,15 @@ from magnitude.policy.trained import Trained
 MOST_THREADS, LEAST_CHUNK, MOST_CHUNK = 256, 8, 4096
 
 Known = Mapping[str, Learned]
+Change = Literal["imported", "reset", "pinned", "unpinned"]
 
 
 class Changed(msgspec.Struct, frozen=True, kw_only=True):
-    """`models` must be read again by whoever runs them; `text` says what was done."""
+    """`models` must be read again by whoever runs them: of "pinned" and "unpinned" only what is fixed. `text` says
+    what was done."""
 
     models: tuple[str, ...]
+    change: Change
     text: str
 
 
@@ -49,7 +53,7 @@ def reset(dumps: Dumps, known: Known, models: tuple[str, ...]) -> Changed:
     """Forget what was learned of these; the generation before stays. Raises `ModelNotFound` and `NotKept`."""
     for model in models:
         _kept(dumps, dumps.reset(_of(known, model).binding))
-    return Changed(models=models, text=f"{', '.join(models)}: learned strategies are reset")
+    return Changed(models=models, change="reset", text=f"{', '.join(models)}: learned strategies are reset")
 
 
 def pin(dumps: Dumps, known: Known, model: str, pinned: Pinned | None, means: Means | None = None) -> Changed:
@@ -58,13 +62,13 @@ def pin(dumps: Dumps, known: Known, model: str, pinned: Pinned | None, means: Me
     binding = _of(known, model).binding
     if pinned is None:
         _kept(dumps, dumps.pin(binding, None))
-        return Changed(models=(model,), text=f"{model}: nothing is fixed any more")
+        return Changed(models=(model,), change="unpinned", text=f"{model}: nothing is fixed any more")
     _check(pinned, means)
     before = dumps.pinned(binding)
     both = pinned if before is None else _over(before, pinned)
     both = msgspec.structs.replace(both, board=binding.board, model=binding.model)
     _kept(dumps, dumps.pin(binding, both))
-    return Changed(models=(model,), text=f"{model}: fixed are {both.in_words}")
+    return Changed(models=(model,), change="pinned", text=f"{model}: fixed are {both.in_words}")
 
 
 def _import(dumps: Dumps, known: Known, dump: Dump, model: str, *, as_prior: bool) -> Changed:
@@ -83,7 +87,8 @@ def _import(dumps: Dumps, known: Known, dump: Dump, model: str, *, as_prior: boo
     _kept(dumps, dumps.replace(learned))
     how = "as a hint" if as_prior else "as it is"
     count = len(learned.entries)
-    return Changed(models=(model,), text=f"{model}: {count} situation{'' if count == 1 else 's'} imported {how}")
+    text = f"{model}: {count} situation{'' if count == 1 else 's'} imported {how}"
+    return Changed(models=(model,), change="imported", text=text)
 
 
 def _install(dumps: Dumps, known: Known, trained: Trained) -> Changed:
@@ -100,7 +105,7 @@ def _install(dumps: Dumps, known: Known, trained: Trained) -> Changed:
         added = len(both.entries) - len(learned.entries)
         _kept(dumps, dumps.replace(both))
         lines.append(f"{model}: {added} of its {len(table.entries)} situations were not known here")
-    return Changed(models=tuple(known), text="\n".join(lines))
+    return Changed(models=tuple(known), change="imported", text="\n".join(lines))
 
 
 def _of(known: Known, model: str) -> Learned:

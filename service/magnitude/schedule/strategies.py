@@ -13,6 +13,7 @@ from magnitude.engine.client import EngineLink
 from magnitude.engine.protocol import StepGroup
 from magnitude.feedback.records import TaskRecord
 from magnitude.policy.candidates import session_on
+from magnitude.policy.dump_changes import Change
 from magnitude.policy.dump_exchange import Running
 from magnitude.policy.dumps import Dumps
 from magnitude.policy.learned import Binding, Choice, Learned
@@ -289,14 +290,15 @@ class Strategies:
         """For how much longer; 0 while nobody holds."""
         return max(0.0, self._held_until_s - self._clock()) if self._release is not None else 0.0
 
-    async def reread(self, model: str) -> None:
-        """The model's dump or pin was changed: go by it from the next run on."""
+    async def reread(self, model: str, change: Change) -> None:
+        """The model's dump or pin was changed so: go by it from the next run on."""
         served = self._served.get(model)
         if served is None:
             return
-        learned, served.known = await self.keeper.learned(served.binding)
+        if change in ("imported", "reset"):
+            learned, served.known = await self.keeper.learned(served.binding)
+            served.loop.chooser.reload(self.rules, learned)
         pinned = await self.keeper.pinned(served.binding)
-        served.loop.chooser.reload(self.rules, learned)
         self._pin(served, pinned)
         served.loop.tell(Tick())
 

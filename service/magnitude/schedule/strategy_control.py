@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Protocol
 
+from magnitude.policy.dump_changes import Change
 from magnitude.policy.dump_exchange import Running
 from magnitude.policy.dumps import Dumps
 from magnitude.policy.learned import Learned
@@ -43,6 +44,6 @@ class StrategyControl(Protocol):
         """For how much longer; 0 while nobody holds."""
         ...
 
-    async def reread(self, model: str) -> None:
-        """The model's dump or pin was changed: load it, and go by it from the next run on."""
+    async def reread(self, model: str, change: Change) -> None:
+        """The model's dump or pin was changed so: load it, and go by it from the next run on."""
         ...
