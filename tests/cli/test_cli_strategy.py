@@ -169,16 +169,24 @@ def test_pins_are_set_added_to_and_taken_back(
 
 
 @pytest.mark.parametrize(
-    "options",
+    ("options", "said"),
     [
-        [],
-        ["--off", "--chunk", "64"],
-        ["--decode-threads", "4", "--decode-cpus", "0-1"],
-        ["--decode-cpus", "big"],
+        ([], "what is to be fixed"),
+        (["--off", "--chunk", "64"], "--off and --chunk exclude each other"),
+        (["--from", "a.json", "--decode-threads", "2"], "--from and --decode-threads exclude each other"),
+        (["--from", "a.json", "--off"], "--from and --off exclude each other"),
+        (["--decode-threads", "0"], "--decode-threads 0: at least 1"),
+        (["--chunk", "-1"], "--chunk -1: at least 1"),
+        (["--decode-threads", "4", "--decode-cpus", "0-1"], "--decode-cpus 0-1 cannot be"),
+        (["--decode-cpus", "big"], "--decode-cpus big cannot be"),
+        (["--prefill-cpus", ""], "--prefill-cpus  cannot be"),
     ],
 )
-def test_a_pin_that_says_nothing_or_too_much_is_refused(cli: CliRunner, options: list[str]) -> None:
-    assert isinstance(refused(cli.invoke(app, ["strategy", "pin", "tiny-chat", *options])), ConfigError)
+def test_a_pin_that_says_nothing_or_too_much_is_refused(cli: CliRunner, options: list[str], said: str) -> None:
+    error = refused(cli.invoke(app, ["strategy", "pin", "tiny-chat", *options]))
+    assert isinstance(error, ConfigError)
+    assert said in error.message
+    assert error.hint
 
 
 def test_a_model_that_nothing_is_known_of_is_named_with_those_that_there_are(
@@ -195,11 +203,17 @@ def test_a_named_service_that_is_not_there_is_not_replaced_by_files(cli: CliRunn
     assert error.code == "service_unreachable"
 
 
-def test_reset_asks_first_and_wants_to_know_which(cli: CliRunner, service: FakeService) -> None:
-    service.strategies = None
-    assert cli.invoke(app, ["strategy", "reset", "tiny-chat"], input="n\n").exit_code == 1
-    assert isinstance(refused(cli.invoke(app, ["strategy", "reset"])), ConfigError)
-    assert isinstance(refused(cli.invoke(app, ["strategy", "reset", "tiny-chat", "--all"])), ConfigError)
+def test_reset_looks_then_asks_and_wants_to_know_which(
+    cli: CliRunner, service: FakeService, strategies: FakeStrategies, models: Path
+) -> None:
+    assert cli.invoke(app, ["strategy", "reset", "tiny-chat", *at(service)], input="n\n").exit_code == 1
+    assert strategies.reread_models == []
+    for where in (at(service), []):
+        result = cli.invoke(app, ["strategy", "reset", "tiny-chat", "nosuch", *where], input="y\n")
+        assert refused(result).code == ModelNotFound.code
+        assert "Forget" not in result.output
+    assert "which models" in refused(cli.invoke(app, ["strategy", "reset"])).message
+    assert "exclude" in refused(cli.invoke(app, ["strategy", "reset", "tiny-chat", "--all"])).message
 
 
 # --- without one ---

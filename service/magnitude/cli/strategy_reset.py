@@ -28,11 +28,15 @@ def reset(
     from magnitude.cli.strategy_source import open_source
     from magnitude.errors import ConfigError
 
-    if bool(models) == everything:
+    if models and everything:
+        raise ConfigError("names of models and --all exclude each other", hint="Give the names, or --all")
+    if not models and not everything:
         raise ConfigError("which models are to begin anew?", hint="Name some, or give --all")
     of_models = "all models" if everything else ", ".join(models or ())
-    if not yes and not typer.confirm(f"Forget what was learned of {of_models}?"):
-        raise typer.Exit(1)
     with open_source(config, url, api_key, folder) as source:
+        for model in models or ():
+            source.look_for(model)
+        if not yes and not typer.confirm(f"Forget what was learned of {of_models}?"):
+            raise typer.Exit(1)
         changed = source.reset(() if everything else tuple(models or ()))
         typer.echo(f"{changed.text}\nin {source.where}")

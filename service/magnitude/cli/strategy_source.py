@@ -34,6 +34,10 @@ class Source(Protocol):
         """What is known of all models, or of that one: by name, or by the first digits of its hash."""
         ...
 
+    def look_for(self, model: str) -> None:
+        """Whether strategies of it can be changed. Raises `ModelNotFound` where not."""
+        ...
+
     def generation(self, model: str, number: int) -> Dump: ...
 
     def import_file(self, data: bytes, name: str, *, model: str, as_prior: bool) -> Changed: ...
@@ -76,6 +80,11 @@ class ServiceSource:
 
         found = msgspec.convert(self._client.get(PATH)["data"], list[Shown])
         return _named(found, model) if model else found
+
+    def look_for(self, model: str) -> None:
+        from urllib.parse import urlencode
+
+        self._client.get(f"{PATH}?{urlencode({'model': model})}")  # knows aliases too
 
     def generation(self, model: str, number: int) -> Dump:
         from urllib.parse import urlencode
@@ -123,6 +132,11 @@ class FileSource:
 
         found = [shown for kept in self._dumps.all() if (shown := shown_of(kept)) is not None]
         return _named(found, model) if model else found
+
+    def look_for(self, model: str) -> None:
+        from magnitude.policy.dump_changes import known_of
+
+        known_of(self._known(), model)
 
     def generation(self, model: str, number: int) -> Dump:
         for shown in self.shown(model):

@@ -52,14 +52,14 @@ def import_file(dumps: Dumps, known: Known, data: bytes, name: str, *, model: st
 def reset(dumps: Dumps, known: Known, models: tuple[str, ...]) -> Changed:
     """Forget what was learned of these; the generation before stays. Raises `ModelNotFound` and `NotKept`."""
     for model in models:
-        _kept(dumps, dumps.reset(_of(known, model).binding))
+        _kept(dumps, dumps.reset(known_of(known, model).binding))
     return Changed(models=models, change="reset", text=f"{', '.join(models)}: learned strategies are reset")
 
 
 def pin(dumps: Dumps, known: Known, model: str, pinned: Pinned | None, means: Means | None = None) -> Changed:
     """Fix parts, besides those that are fixed already; None: fix nothing any more. `means` is what there is to run
     the model by, None: not known yet. Raises `RequestError` for what can not be, `ModelNotFound` and `NotKept`."""
-    binding = _of(known, model).binding
+    binding = known_of(known, model).binding
     if pinned is None:
         _kept(dumps, dumps.pin(binding, None))
         return Changed(models=(model,), change="unpinned", text=f"{model}: nothing is fixed any more")
@@ -83,7 +83,7 @@ def _import(dumps: Dumps, known: Known, dump: Dump, model: str, *, as_prior: boo
                 param="model",
             )
         model = fitting[0]
-    learned = taken(dump.learned, _of(known, model).binding, as_prior=as_prior)
+    learned = taken(dump.learned, known_of(known, model).binding, as_prior=as_prior)
     _kept(dumps, dumps.replace(learned))
     how = "as a hint" if as_prior else "as it is"
     count = len(learned.entries)
@@ -108,7 +108,8 @@ def _install(dumps: Dumps, known: Known, trained: Trained) -> Changed:
     return Changed(models=tuple(known), change="imported", text="\n".join(lines))
 
 
-def _of(known: Known, model: str) -> Learned:
+def known_of(known: Known, model: str) -> Learned:
+    """What is learned of it. Raises `ModelNotFound`."""
     if model not in known:
         raise ModelNotFound(
             f"there is no model {model!r} of which strategies are learned here",
