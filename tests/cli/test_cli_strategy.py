@@ -144,6 +144,12 @@ def test_generations_are_compared_with_what_is_known_now(
     assert "2 threads, 11 ms/step" in text
     same = said(cli.invoke(app, ["strategy", "diff", "tiny-chat@1", "tiny-chat@1", *at(service)]))
     assert same == "No difference in 1 situation.\n"
+    shown = said(cli.invoke(app, ["strategy", "show", "tiny-chat@1", *at(service)]))
+    assert "90 samples, generation 1\n" in shown
+    assert "11 ms/step" in shown
+    assert "runs now" not in shown
+    assert "No situation is known" in said(cli.invoke(app, ["strategy", "show", "tiny-chat", *at(service)]))
+    assert "no generation 7" in refused(cli.invoke(app, ["strategy", "show", "tiny-chat@7", *at(service)])).message
     error = refused(cli.invoke(app, ["strategy", "diff", "tiny-chat@7", "tiny-chat", *at(service)]))
     assert "no generation 7" in error.message
 
@@ -248,6 +254,7 @@ def test_without_a_service_its_files_are_changed(
     said(cli.invoke(app, ["strategy", "reset", "--all", "-y"]))
     assert dumps.load(learned.binding).learned is not None
     assert said(cli.invoke(app, ["strategy", "diff", "tiny-chat@1", str(file)])) == "No difference in 1 situation.\n"
+    assert "generation 1\n" in said(cli.invoke(app, ["strategy", "show", "tiny-chat@1"]))
     refused(cli.invoke(app, ["strategy", "export", "tiny-chat", "-o", str(file)]))
     assert said(cli.invoke(app, ["strategy", "export", "tiny-chat@1", "-o", str(file)]))
 

@@ -268,7 +268,25 @@ def learned_at(source: Source, reference: str) -> Learned:
         raise RequestError(
             f"{path} is a trained table of many boards, no dump", hint="Import it; then compare generations"
         )
+    return shown_at(source, reference)[0].learned
+
+
+def shown_at(source: Source, reference: str) -> list[Shown]:
+    """All models (""), MODEL as it is now, or MODEL@3 as that generation was. Raises `MagnitudeError`."""
     model, _, number = reference.rpartition("@")
-    if model and number.isdecimal():
-        return source.generation(model, int(number)).learned
-    return source.shown(reference)[0].learned
+    if not model or not (number.isascii() and number.isdecimal()):
+        return source.shown(reference)
+    dump = source.generation(model, int(number))
+    found, weights = source.shown(model), dump.learned.binding.model_hash
+    now = next((one for one in found if one.learned.binding.model_hash == weights), found[0])
+    return [
+        msgspec.structs.replace(
+            now,
+            learned=dump.learned,
+            generation=dump.generation,
+            generations=(),
+            retired=(),
+            pinned=None,
+            running=None,
+        )
+    ]
