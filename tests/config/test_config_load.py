@@ -174,6 +174,14 @@ def test_a_folder_in_place_of_the_file_is_a_configuration_error(tmp_path: Path) 
         load(tmp_path, {})
 
 
+def test_a_field_test_with_a_share_needs_a_name() -> None:
+    with pytest.raises(ConfigError, match="no name") as raised:
+        load_text("policy: {field_test: {share: 0.5}}")
+    assert raised.value.param == "policy.field_test.name"
+    assert raised.value.hint
+    assert load_text("policy: {field_test: {name: autumn, share: 0.5}}").settings.policy.field_test.share == 0.5
+
+
 @pytest.mark.parametrize(
     ("percent", "words"),
     [("[70, 80]", "6 steps"), ("[70, 75, 75, 85, 90, 95]", "higher"), ("[70, 75, 80, 85, 90, 101]", "out of bounds")],
