@@ -369,7 +369,15 @@ def test_what_a_person_has_fixed_is_pinned_from_the_start_and_when_it_is_changed
         assert house.choosers["m"].reloaded == []  # a pin is nothing that was learned
         await house.strategies.reread("m", "imported")
         assert len(house.choosers["m"].reloaded) == 1
+        await house.strategies.reread("m", "reset")
         await house.strategies.reread("unknown", "reset")
+        said = [(one.kind, one.from_id, one.to_id) for one in reversed(house.strategies.state()["m"].decisions)]
+        assert said == [
+            ("pinned", "", "answers by 2 threads"),
+            ("unpinned", "answers by 2 threads, weights of gone", ""),
+            ("imported", "0 situations", "0 situations"),
+            ("reset", "0 situations", "0 situations"),
+        ]
 
     play(house, scenario)
 

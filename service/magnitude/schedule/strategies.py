@@ -59,6 +59,7 @@ class _Served:
         self.load = _IDLE
         self.allowed = True
         self.known = ""
+        self.pinned: Pinned | None = None
         self.max_batch = facts.max_batch  # as last put in force
 
 
@@ -296,8 +297,11 @@ class Strategies:
         if served is None:
             return
         if change in ("imported", "reset"):
+            before = len(self.keeper.learned_now()[model].entries)
             learned, served.known = await self.keeper.learned(served.binding)
             served.loop.chooser.reload(self.rules, learned)
+            counts = f"{before} situations", f"{len(learned.entries)} situations"
+            served.loop.say(Decided(change, "", "", *counts, f"{change} by a person"))
         pinned = await self.keeper.pinned(served.binding)
         self._pin(served, pinned)
         served.loop.tell(Tick())
@@ -404,8 +408,11 @@ class Strategies:
             self._slots(model, strategy.max_batch)
 
     def _pin(self, served: _Served, pinned: Pinned | None) -> None:
+        before, served.pinned = served.pinned, pinned
         if pinned is None:
             served.loop.chooser.pin({})
+            if before is not None:
+                served.loop.say(Decided("unpinned", "", "", before.in_words, "", "left to the loop by a person"))
             return
         facts, board = served.facts, self._seen or BoardSeen((), 1)
         means = self.means(facts.name)
@@ -417,7 +424,7 @@ class Strategies:
             kept, own=facts.own, chunk=facts.chunk, on=lambda threads: session_on(board, threads, facts.own)
         )
         served.loop.chooser.pin(choices)
-        if choices:
+        if choices and pinned != before:
             served.loop.say(Decided("pinned", "", "", "", kept.in_words, "fixed by a person"))
 
     def _hold(self, served: _Served) -> None:
