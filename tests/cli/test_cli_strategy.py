@@ -295,6 +295,13 @@ def test_a_trained_table_is_installed_from_its_file(
     assert found is not None
     assert found.entries == (entry,)
     assert "many boards" in refused(cli.invoke(app, ["strategy", "diff", str(file), "tiny-chat"])).message
+    assert "exclude" in refused(cli.invoke(app, ["strategy", "reset", "--trained", "--all"])).message
+    assert "taken away" in said(cli.invoke(app, ["strategy", "reset", "--trained", "-y"]))
+    assert Dumps(own_home / "state").trained() is None
+    left = Dumps(own_home / "state").load(binding).learned
+    assert left is not None
+    assert left.entries == ()
+    assert "no trained table" in refused(cli.invoke(app, ["strategy", "reset", "--trained", "-y"])).message
 
 
 def test_a_file_that_is_not_there_or_storage_that_refuses_is_an_error_in_two_lines(

@@ -13,7 +13,7 @@ from magnitude.config import ApiKey, ServerSettings, Settings
 from magnitude.engine.session_spec import SessionSpec
 from magnitude.persist import sealed
 from magnitude.policy.dump_exchange import exported
-from magnitude.policy.learned import Choice, Entry
+from magnitude.policy.learned import Choice, Entry, Rejected
 from magnitude.policy.trained import SCHEMA, ModelTable, Proof, Trained
 
 ROUTE = "/v1/magnitude/strategy"
@@ -116,6 +116,33 @@ def test_a_trained_table_is_installed_for_every_model_that_it_fits(
     assert strategies.reread_models == ["tiny-chat", "tiny-embed"]
     assert [entry.origin for entry in strategies.known["tiny-chat"].entries] == ["measured", "trained"]
     assert strategies.dumps.trained() == trained
+
+
+def test_a_trained_table_is_taken_away_with_what_was_not_measured(
+    service: InProcess, strategies: FakeStrategies
+) -> None:
+    del strategies.known["tiny-embed"]
+    strategies.known["zebra"] = learned_of("zebra")  # other weights
+    before = strategies.known["tiny-chat"]
+    chosen = Choice(session=SessionSpec(threads=1))
+    table = ModelTable(
+        board="pi5-bare",
+        model="tiny-chat",
+        model_hash="t" * 64,
+        entries=(Entry(part="decode", key="rows=9 cores=4 clock=0.9", chosen=chosen, origin="trained"),),
+        rejected=(Rejected(part="decode", key="rows=8 cores=4 clock=0.9", choice=chosen, reason="slow"),),
+    )
+    trained = Trained(tables=(table,), proof=Proof(tasks=1, files=1, boards=("pi5-bare",), tolerance=0.02))
+    assert service.post(ROUTE, {"reset": True, "trained": True}).status_code == 400  # there is none
+    assert service.post(ROUTE, {"import": sealed(trained, schema=SCHEMA).decode()}).status_code == 200
+    assert len(strategies.known["tiny-chat"].rejected) == 2
+    assert service.post(ROUTE, {"reset": True, "trained": True, "model": "tiny-chat"}).status_code == 400
+    reply = service.post(ROUTE, {"reset": True, "trained": True})
+    assert reply.json()["models"] == ["tiny-chat"]
+    assert "1 situation of it forgotten" in reply.json()["text"]
+    assert strategies.dumps.trained() is None
+    after = strategies.known["tiny-chat"]
+    assert (after.entries, after.rejected) == (before.entries, before.rejected)
 
 
 def test_a_reset_forgets_one_model_or_all(service: InProcess, strategies: FakeStrategies) -> None:

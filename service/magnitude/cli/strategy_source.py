@@ -46,6 +46,8 @@ class Source(Protocol):
         """Empty: all models."""
         ...
 
+    def reset_trained(self) -> Changed: ...
+
     def pin(self, model: str, pinned: Pinned | None) -> Changed: ...
 
 
@@ -107,6 +109,9 @@ class ServiceSource:
         text = "\n".join(each.text for each in changed)
         return msgspec.structs.replace(changed[-1], models=models, text=text)
 
+    def reset_trained(self) -> Changed:
+        return self._change({"reset": True, "trained": True})
+
     def pin(self, model: str, pinned: Pinned | None) -> Changed:
         body: dict[str, Any] = {"unpin": True} if pinned is None else {"pin": msgspec.to_builtins(pinned)}
         return self._change({"model": model, **body})
@@ -159,6 +164,11 @@ class FileSource:
 
         known = self._known()
         return reset(self._writable(), known, models or tuple(known))
+
+    def reset_trained(self) -> Changed:
+        from magnitude.policy.dump_changes import reset_trained
+
+        return reset_trained(self._writable(), self._known())
 
     def pin(self, model: str, pinned: Pinned | None) -> Changed:
         from magnitude.policy.dump_changes import pin

@@ -12,7 +12,7 @@ import msgspec
 
 from magnitude.errors import MagnitudeError, ModelNotFound, RequestError
 from magnitude.policy.drift import HASH_DIGITS
-from magnitude.policy.dump_exchange import merged, parsed, taken
+from magnitude.policy.dump_exchange import merged, parsed, taken, without
 from magnitude.policy.dumps import Dump, Dumps
 from magnitude.policy.learned import Learned
 from magnitude.policy.pinned import Means, Pinned, possible
@@ -54,6 +54,27 @@ def reset(dumps: Dumps, known: Known, models: tuple[str, ...]) -> Changed:
     for model in models:
         _kept(dumps, dumps.reset(known_of(known, model).binding))
     return Changed(models=models, change="reset", text=f"{', '.join(models)}: learned strategies are reset")
+
+
+def reset_trained(dumps: Dumps, known: Known) -> Changed:
+    """Take the installed table away, and of each model what came from it and was not measured here. Raises
+    `RequestError` where none is installed, and `NotKept`."""
+    trained = dumps.trained()
+    if trained is None:
+        raise RequestError("no trained table is installed", hint="`magnitude strategy import TABLE` installs one")
+    _kept(dumps, dumps.install(None))
+    lines = [f"trained table {trained.trained_id[:HASH_DIGITS]} is taken away"]
+    if trained.tree is not None:
+        lines.append(f"its tree {trained.tree.name} decides until the next start")
+    changed = []
+    for model, learned in known.items():
+        left = without(learned, trained.learned_for(learned.binding))
+        if left != learned:
+            _kept(dumps, dumps.replace(left))
+            changed.append(model)
+            gone = len(learned.entries) - len(left.entries)
+            lines.append(f"{model}: {gone} situation{'' if gone == 1 else 's'} of it forgotten")
+    return Changed(models=tuple(changed), change="reset", text="\n".join(lines))
 
 
 def pin(dumps: Dumps, known: Known, model: str, pinned: Pinned | None, means: Means | None = None) -> Changed:

@@ -141,6 +141,17 @@ def merged(measured: Learned, table: Learned) -> Learned:
     )
 
 
+def without(learned: Learned, table: Learned | None) -> Learned:
+    """`learned` without what `merged` took over and nobody has measured here since; `table` is what it was merged
+    with (None: no table fits)."""
+    rejected = table.rejected if table is not None else ()
+    return msgspec.structs.replace(
+        learned,
+        entries=tuple(entry for entry in learned.entries if entry.origin != "trained"),
+        rejected=tuple(one for one in learned.rejected if one not in rejected),
+    )
+
+
 def pin_from(data: bytes, name: str, binding: Binding) -> Pinned:
     """A pin from a file: a strategy, a pin, or a dump, of which the choice that is known best counts for each part.
     Raises `RequestError`."""
