@@ -56,12 +56,12 @@ class Means(msgspec.Struct, frozen=True, kw_only=True):
     def in_words(self) -> str:
         """For hints."""
         parts = [f"up to {self.usable} thread{'' if self.usable == 1 else 's'} on CPU {cpu_list(self.cpus)}"]
-        parts += [f"{what} {', '.join(names)}" for what, names in self._named if names]
+        if self.graphs:
+            parts.append(f"graphs {', '.join(self.graphs)}")
+        parts.append(f"variants {', '.join(self.variants)}" if self.variants else "no variants")
+        if not self.decodes:
+            parts.append("of this model only prefill threads and CPUs can be fixed")
         return "; ".join(parts)
-
-    @property
-    def _named(self) -> tuple[tuple[str, tuple[str, ...]], ...]:
-        return ("graphs", self.graphs), ("variants", self.variants)
 
 
 def possible(pinned: Pinned, means: Means) -> tuple[Pinned, tuple[str, ...]]:
