@@ -221,8 +221,8 @@ def test_what_is_not_understood_changes_nothing(
         ("tiny-chat", {"decode": {"threads": 99}}, "up to 8 threads on CPU 0-7"),
         ("tiny-chat", {"prefill": {"threads": 2, "cpus": [8, 9]}}, "CPU 0-7"),
         ("tiny-chat", {"variant": "nosuch"}, "no variants"),
-        ("tiny-embed", {"decode": {"threads": 2}}, "only prefill"),
-        ("tiny-embed", {"chunk": 64}, "only prefill"),
+        ("tiny-embed", {"decode": {"threads": 2}}, "without answers"),
+        ("tiny-embed", {"chunk": 64}, "without answers"),
     ],
 )
 def test_a_pin_that_cannot_hold_here_is_refused_with_what_there_is(

@@ -51,5 +51,5 @@ def test_what_there_is_is_told_in_words() -> None:
         "up to 2 threads on CPU 0-1; variants m-int4"
     )
     assert Means(cpus=(0,), usable=1, graphs=("a.onnx",), decodes=False).in_words == (
-        "up to 1 thread on CPU 0; graphs a.onnx; no variants; of this model only prefill threads and CPUs can be fixed"
+        "up to 1 thread on CPU 0; graphs a.onnx; no variants; without answers and pieces of prompts"
     )

@@ -60,7 +60,7 @@ class Means(msgspec.Struct, frozen=True, kw_only=True):
             parts.append(f"graphs {', '.join(self.graphs)}")
         parts.append(f"variants {', '.join(self.variants)}" if self.variants else "no variants")
         if not self.decodes:
-            parts.append("of this model only prefill threads and CPUs can be fixed")
+            parts.append("without answers and pieces of prompts")
         return "; ".join(parts)
 
 
