@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import cast
 
 import msgspec
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from sample_plans import decoder_plan
@@ -226,6 +227,40 @@ def test_a_session_with_other_results_is_released_and_never_made_or_used_again()
             bench.desk.engine_up(cast(EngineLink, bench.engine))
         assert len(bench.sent(engine.PrepareSession)) == made
         assert bench.sent(engine.UseSessions) == []
+
+    play(scenario)
+
+
+@pytest.mark.parametrize("code", ["internal_error", "cancelled", "cpus_not_usable"])
+def test_a_comparison_that_came_to_nothing_is_no_verdict(code: str) -> None:
+    failed = Failed(request_id=0, code=code, message="not now", permanent=code == "cpus_not_usable")
+
+    async def scenario(bench: Bench) -> None:
+        bench.answer = lambda message: failed if isinstance(message, engine.CompareSession) else bench.usual(message)
+        await bench.have(TWO)
+        bench.sessions.check(TWO)
+        await bench.until(lambda: len(bench.told) == 2)
+        assert bench.told.pop() == SessionFailed(TWO, "not now", lasting=False)
+        assert not bench.sessions.held
+        assert len(bench.sent(engine.ReleaseSession)) == 1
+        bench.told.clear()
+        bench.answer, bench.now_s = bench.usual, bench.now_s + REFUSED_S
+        await bench.have(TWO)
+        bench.sessions.check(TWO)
+        await bench.until(lambda: len(bench.told) == 2)
+        assert bench.told[1] == SessionChecked(Verified(session=TWO, passed=True, equal=True))
+
+    play(scenario)
+
+
+def test_a_cpu_that_is_offline_bars_no_session_for_good() -> None:
+    async def scenario(bench: Bench) -> None:
+        bench.answer = lambda message: Failed(
+            request_id=0, code="cpus_not_usable", message="CPUs 3 are offline", permanent=True
+        )
+        bench.sessions.prepare(TWO)
+        await bench.until(lambda: bool(bench.told))
+        assert bench.told == [SessionFailed(TWO, "CPUs 3 are offline", lasting=False)]
 
     play(scenario)
 

@@ -260,7 +260,9 @@ class ModelSessions:
             answer = await self._desk.ask(message, request_id)
             self._at_work = ()
             self._give_back_slot()
-        if isinstance(answer, Failed) and not self._there(session):
+        if not isinstance(answer, Compared):
+            if self._there(session):  # else it was given up meanwhile
+                self._let_go(session, *_reason_of(answer))
             return
         verdict = verdict_of(session, answer)
         fields = {"model": self._model, "session": session.session_id, "equal": verdict.equal}
@@ -358,6 +360,15 @@ class ModelSessions:
                 if deaths >= DEATHS_TOLERATED and session not in self._never:
                     self._give_up(session, f"{deaths} engines died with it, the last one: {loss.reason}")
 
+    def _let_go(self, session: SessionSpec, reason: str, lasting: bool) -> None:
+        """It could not be made or compared, which says nothing of its results."""
+        fields = {"model": self._model, "session": session.session_id, "reason": reason}
+        log.warning("session cannot be had", extra={"fields": fields})
+        if session in self._held:
+            self._release(session)
+        self._refused_s[session] = self._desk.clock()
+        self._tell(SessionFailed(session, reason, lasting))
+
     def _give_up(self, session: SessionSpec, reason: str) -> None:
         self._never[session] = reason
 
@@ -366,11 +377,9 @@ class ModelSessions:
             self._plan.kv.release_slot(self._plan.scratch_slot)
 
 
-def verdict_of(session: SessionSpec, answer: object) -> Verified:
+def verdict_of(session: SessionSpec, answer: Compared) -> Verified:
     """Whether its results are those of the model's own: equal to the bit, or within the tolerance that a model's
     golden set has."""
-    if not isinstance(answer, Compared):
-        return Verified(session=session, passed=False, equal=False, top1_agreement=0.0, reason=_reason_of(answer)[0])
     reason = ""
     if answer.positions <= 0:
         reason = "nothing could be compared"
@@ -394,5 +403,6 @@ def verdict_of(session: SessionSpec, answer: object) -> Verified:
 def _reason_of(answer: object) -> tuple[str, bool]:
     """Why, and whether trying again is of no use."""
     if isinstance(answer, Failed):
-        return answer.message, answer.permanent
+        # A CPU that is offline, or taken from the service, may come back.
+        return answer.message, answer.permanent and answer.code != "cpus_not_usable"
     return f"the engine answered with {type(answer).__name__}", False
