@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import mmap
 from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import cast
@@ -65,7 +66,9 @@ class Bench:
             clock=lambda: self.now_s,
         )
         self.idle = True
-        self.sessions = ModelSessions(self.desk, self.plan, OWN, self.told.append, busy=lambda: self.busy)
+        self.sessions = ModelSessions(
+            self.desk, self.plan, OWN, self.told.append, busy=lambda: self.busy, pause_s=0.0
+        )
         self.desk.engine_up(cast(EngineLink, self.engine))
 
     def usual(self, message: Message) -> ToService | None:
@@ -263,6 +266,70 @@ def test_a_cpu_that_is_offline_bars_no_session_for_good() -> None:
         assert bench.told == [SessionFailed(TWO, "CPUs 3 are offline", lasting=False)]
 
     play(scenario)
+
+
+def test_a_session_that_is_there_already_is_answered_with_what_it_takes() -> None:
+    async def scenario(bench: Bench) -> None:
+        await bench.have(TWO)
+        bench.sessions.prepare(TWO)
+        assert bench.told == [SessionReady(TWO, 125)] * 2
+        assert len(bench.sent(engine.PrepareSession)) == 1
+
+    play(scenario)
+
+
+def broken(message: Message) -> ToService | None:
+    if isinstance(message, engine.ReleaseSession):
+        return None
+    raise ConnectionError("the link is torn")
+
+
+def test_what_ends_by_an_error_is_answered_all_the_same() -> None:
+    async def scenario(bench: Bench) -> None:
+        reason = "ConnectionError: the link is torn"
+        bench.answer = broken
+        bench.sessions.prepare(TWO)
+        await bench.until(lambda: len(bench.told) == 1)
+        assert not bench.sessions.held
+        bench.answer, bench.now_s = bench.usual, bench.now_s + REFUSED_S
+        await bench.have(TWO)
+        bench.answer = broken
+        bench.sessions.check(TWO)
+        await bench.until(lambda: len(bench.told) == 3)
+        assert not bench.sessions.held
+        bench.sessions.probe(PROBE)
+        await bench.until(lambda: len(bench.told) == 4)
+        failed = SessionFailed(TWO, reason, lasting=False)
+        assert bench.told == [
+            failed,
+            SessionReady(TWO, 125),
+            failed,
+            ProbeDone(PROBE, (), complete=False),
+        ]
+
+    play(scenario)
+
+
+def test_kv_memory_that_cannot_be_given_back_costs_no_verdict_and_no_times() -> None:
+    plan = decoder_plan()
+    assert plan.kv is not None
+    # Pages of a private mapping cannot be punched out of the file.
+    plan.kv._map = mmap.mmap(plan.kv.fd, 0, flags=mmap.MAP_PRIVATE)
+    with pytest.raises(OSError):
+        plan.kv.release_slot(plan.scratch_slot)
+
+    async def scenario(bench: Bench) -> None:
+        await bench.have(TWO)
+        bench.sessions.check(TWO)
+        await bench.until(lambda: len(bench.told) == 2)
+        bench.sessions.probe(PROBE)
+        await bench.until(lambda: len(bench.told) == 3)
+        assert bench.told[1:] == [
+            SessionChecked(Verified(session=TWO, passed=True, equal=True)),
+            ProbeDone(PROBE, ((1.0,), (2.0,)), complete=True),
+        ]
+
+    play(scenario, Bench(plan=plan))
 
 
 def test_a_session_that_is_given_up_while_it_is_made_does_not_stay() -> None:

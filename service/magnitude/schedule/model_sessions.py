@@ -13,6 +13,7 @@ from typing import Any, Literal
 
 import msgspec
 
+from magnitude.engine.message import Message
 from magnitude.engine.protocol import Failed, ToService
 from magnitude.engine.session_messages import (
     Compared,
@@ -47,9 +48,9 @@ CHECK_PATIENCE_S = 3.0
 # Engines that may die while they work on a session, or of themselves while it runs, before it is given up: one can be
 # an accident.
 DEATHS_TOLERATED = 2
-# A probe that came to nothing though no request of this model was open is answered after so long: whoever asked for
-# it would ask again at once.
-PROBE_PAUSE_S = 5.0
+# A probe that came to nothing though no request of this model was open, and what ended by an error, is answered after
+# so long: whoever asked for it would ask again at once.
+PAUSE_S = 5.0
 # Positions behind which runs are timed: a short conversation's.
 PROBED_PAST_TOKENS = 128
 
@@ -76,6 +77,7 @@ class ModelSessions:
         tell: Callable[[Event], None],
         *,
         busy: Callable[[], bool],
+        pause_s: float = PAUSE_S,
     ) -> None:
         """`busy`: whether requests for this model are open."""
         self._desk = desk
@@ -83,6 +85,7 @@ class ModelSessions:
         self._own = own
         self._tell = tell
         self._busy = busy
+        self._pause_s = pause_s
         self._model = plan.description.name
         self._held: dict[SessionSpec, HeldSession] = {}
         self._dropped: set[SessionSpec] = set()  # while they are being made
@@ -136,8 +139,11 @@ class ModelSessions:
             self._tell(SessionReady(session, 0))
             return
         self._dropped.discard(session)
-        if session not in self._held:
-            self._start(self._prepare(session))
+        held = self._held.get(session)
+        if held is None:
+            self._start(lambda: self._prepare(session), lambda reason: self._let_go(session, reason, lasting=False))
+        elif held.state == "there":
+            self._tell(SessionReady(session, held.bytes_))
 
     def drop(self, session: SessionSpec) -> None:
         held = self._held.get(session)
@@ -147,10 +153,10 @@ class ModelSessions:
         self._release(session)
 
     def check(self, session: SessionSpec) -> None:
-        self._start(self._check(session))
+        self._start(lambda: self._check(session), lambda reason: self._let_go(session, reason, lasting=False))
 
     def probe(self, probe: terms.Probe) -> None:
-        self._start(self._probe(probe))
+        self._start(lambda: self._probe(probe), lambda reason: self._background.start(self._not_timed(probe)))
 
     def use(self, strategy: Strategy, trial: terms.Trial | None) -> None:
         """From the next run on. A session that is not there, or must not be used, is the model's own."""
@@ -184,11 +190,17 @@ class ModelSessions:
 
     # --- in the background ---
 
-    def _start(self, work: Coroutine[Any, Any, None]) -> None:
-        if self._desk.up:
-            self._background.start(work)
-        else:
-            work.close()  # it is asked for anew when there is an engine
+    def _start(self, work: Callable[[], Coroutine[Any, Any, None]], failed: Callable[[str], None]) -> None:
+        """`failed` is told why, should the work end by an error: whoever asked for it waits for an answer."""
+        if self._desk.up:  # else it is asked for anew when there is an engine
+            self._background.start(self._to_an_end(work, failed))
+
+    async def _to_an_end(self, work: Callable[[], Coroutine[Any, Any, None]], failed: Callable[[str], None]) -> None:
+        try:
+            await work()
+        except Exception as error:
+            log.exception("work on a further session of %s failed", self._model)
+            failed(f"{type(error).__name__}: {error}")
 
     async def _prepare(self, session: SessionSpec) -> None:
         if session in self._never:
@@ -216,8 +228,10 @@ class ModelSessions:
         message = PrepareSession(request_id=request_id, model=self._model, session=session)
         self._held[session] = HeldSession(session=session, bytes_=self._session_bytes, state="making")
         self._making = session
-        answer = await self._desk.ask(message, request_id)
-        self._making = None
+        try:
+            answer = await self._desk.ask(message, request_id)
+        finally:
+            self._making = None
         del self._deaths_making[session]
         if not isinstance(answer, SessionPrepared):
             del self._held[session]
@@ -256,10 +270,7 @@ class ModelSessions:
                 slot=self._plan.scratch_slot,
                 texts=texts,
             )
-            self._at_work = (session,)
-            answer = await self._desk.ask(message, request_id)
-            self._at_work = ()
-            self._give_back_slot()
+            answer = await self._at_work_on((session,), message, request_id)
         if not isinstance(answer, Compared):
             if self._there(session):  # else it was given up meanwhile
                 self._let_go(session, *_reason_of(answer))
@@ -283,18 +294,20 @@ class ModelSessions:
         if not await self._desk.quiet(given_up=self._busy):
             self._tell(ProbeDone(probe, (), complete=False))
             return
-        seconds: tuple[tuple[float, ...], ...] = ()
-        complete, reason = False, "something else came first"
         async with self._desk.one:
             answer = await self._timed(probe) if self._desk.idle() else None
-        if isinstance(answer, Probed):
-            seconds, complete = answer.seconds, answer.complete
-        elif answer is not None:
-            reason = _reason_of(answer)[0]
-            log.warning("sessions could not be timed", extra={"fields": {"model": self._model, "reason": reason}})
-        if not any(seconds) and not self._busy():
-            await asyncio.sleep(PROBE_PAUSE_S)
-        self._tell(ProbeDone(probe, seconds, complete))
+        if isinstance(answer, Probed) and any(answer.seconds):
+            self._tell(ProbeDone(probe, answer.seconds, answer.complete))
+            return
+        if answer is not None and not isinstance(answer, Probed):
+            fields = {"model": self._model, "reason": _reason_of(answer)[0]}
+            log.warning("sessions could not be timed", extra={"fields": fields})
+        await self._not_timed(probe)
+
+    async def _not_timed(self, probe: terms.Probe) -> None:
+        if not self._busy():
+            await asyncio.sleep(self._pause_s)
+        self._tell(ProbeDone(probe, (), complete=False))
 
     async def _timed(self, probe: terms.Probe) -> ToService:
         """What the engine answers."""
@@ -309,9 +322,16 @@ class ModelSessions:
             rounds=probe.rounds,
             past_tokens=max(0, min(PROBED_PAST_TOKENS, self._longest_tokens - longest)),
         )
-        self._at_work = tuple(run.session for run in runs if run.session is not None)
-        answer = await self._desk.ask(message, request_id)
-        self._at_work = ()
+        sessions = tuple(run.session for run in runs if run.session is not None)
+        return await self._at_work_on(sessions, message, request_id)
+
+    async def _at_work_on(self, sessions: tuple[SessionSpec, ...], message: Message, request_id: int) -> ToService:
+        """What the engine answers, once it has let go of the scratch slot."""
+        self._at_work = sessions
+        try:
+            answer = await self._desk.ask(message, request_id)
+        finally:
+            self._at_work = ()
         self._give_back_slot()
         return answer
 
@@ -373,8 +393,13 @@ class ModelSessions:
         self._never[session] = reason
 
     def _give_back_slot(self) -> None:
-        if self._plan.kv is not None:
+        if self._plan.kv is None:
+            return
+        try:
             self._plan.kv.release_slot(self._plan.scratch_slot)
+        except OSError as error:
+            fields = {"model": self._model, "reason": str(error)}
+            log.warning("KV memory of the scratch slot could not be given back", extra={"fields": fields})
 
 
 def verdict_of(session: SessionSpec, answer: Compared) -> Verified:
