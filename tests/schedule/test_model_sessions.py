@@ -24,7 +24,7 @@ from magnitude.engine.session_spec import SessionSpec
 from magnitude.models.golden import Golden, GoldenPrompt, write_golden
 from magnitude.policy.learned import Choice, Verified
 from magnitude.policy.terms import Event, Probe, ProbeDone, SessionChecked, SessionFailed, SessionReady, Trial
-from magnitude.schedule.model_sessions import REFUSED_S, ModelSessions, verdict_of
+from magnitude.schedule.model_sessions import PROBE_PATIENCE_S, REFUSED_S, ModelSessions, verdict_of
 from magnitude.schedule.plan import ModelPlan
 from magnitude.schedule.session_budget import SessionBudget
 from magnitude.schedule.session_desk import SessionDesk
@@ -48,11 +48,15 @@ class Bench:
     """A model's sessions over an engine that answers as a script says."""
 
     def __init__(
-        self, answer: Callable[[Message], ToService | None] | None = None, plan: ModelPlan | None = None
+        self,
+        answer: Callable[[Message], ToService | None] | None = None,
+        plan: ModelPlan | None = None,
+        probe_patience_s: float = PROBE_PATIENCE_S,
     ) -> None:
         self.answer = answer or self.usual
         self.engine = ScriptedEngine(lambda message: self.answer(message))
         self.told: list[Event] = []
+        self.timing: list[bool] = []
         self.idle = self.busy = False
         self.memory = PLENTY
         self.now_s = 1000.0
@@ -67,7 +71,14 @@ class Bench:
         )
         self.idle = True
         self.sessions = ModelSessions(
-            self.desk, self.plan, OWN, self.told.append, busy=lambda: self.busy, pause_s=0.0
+            self.desk,
+            self.plan,
+            OWN,
+            self.told.append,
+            busy=lambda: self.busy,
+            timing=self.timing.append,
+            probe_patience_s=probe_patience_s,
+            pause_s=0.0,
         )
         self.desk.engine_up(cast(EngineLink, self.engine))
 
@@ -406,6 +417,29 @@ def test_timing_waits_for_the_work_of_other_models() -> None:
         bench.desk.load_changed()
         await bench.until(lambda: bool(bench.told))
         assert len(bench.sent(engine.Probe)) == 1
+
+    play(scenario)
+
+
+def test_timing_is_given_up_under_a_load_of_other_models_that_lasts() -> None:
+    async def scenario(bench: Bench) -> None:
+        bench.idle = False
+        bench.sessions.probe(PROBE)
+        await bench.until(lambda: bool(bench.told))
+        assert bench.told == [ProbeDone(PROBE, (), complete=False)]
+        assert (bench.engine.sent, bench.timing) == ([], [])
+
+    play(scenario, Bench(probe_patience_s=0.01))
+
+
+@pytest.mark.parametrize("answer", [engine.Probed(request_id=0, seconds=((1.0,),), complete=True), None])
+def test_a_probe_is_under_way_only_while_the_engine_runs_it(answer: ToService | None) -> None:
+    async def scenario(bench: Bench) -> None:
+        bench.answer = lambda message: answer
+        bench.sessions.probe(PROBE)
+        await bench.until(lambda: bench.timing == ([True, False] if answer is not None else [True]))
+        bench.lose()
+        await bench.until(lambda: bench.timing == [True, False])
 
     play(scenario)
 

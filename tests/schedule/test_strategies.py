@@ -16,6 +16,7 @@ from test_model_sessions import PLENTY
 from magnitude.engine.client import EngineLink
 from magnitude.engine.message import Message
 from magnitude.engine.protocol import SamplerSettings, StepGroup, ToService
+from magnitude.engine.session_messages import Probe as ProbeRuns
 from magnitude.engine.session_messages import SessionPrepared
 from magnitude.feedback.records import TaskRecord
 from magnitude.policy.dumps import Dumps
@@ -85,6 +86,7 @@ class House:
         self.board: BoardSeen | None = BOARD
         self.loaded = set(self.plans)
         self.now_s = 100.0
+        self.probe_lasts = False
         self.store = NoDumps()
         self.slots: list[tuple[str, int]] = []
         desk = SessionDesk(
@@ -113,6 +115,8 @@ class House:
         return self.choosers[facts.name]
 
     async def ask(self, link: EngineLink, message: Message, request_id: int) -> ToService:
+        if self.probe_lasts and isinstance(message, ProbeRuns):
+            await asyncio.Event().wait()
         return SessionPrepared(request_id=request_id, model="m", load_s=0.1, added_bytes=125)
 
     def engine_up(self) -> None:
@@ -300,13 +304,28 @@ def test_one_model_experiments_at_a_time() -> None:
     )
 
     async def scenario() -> None:
-        house.tasks = [generation("e")]  # so that the probe waits
-        house.strategies.load_changed()
+        house.probe_lasts = True
         await house.begun()
-        assert MayExperiment(False) in house.events("e")
+        await house.until(lambda: MayExperiment(False) in house.events("e"))
         assert MayExperiment(False) not in house.events("m")
         house.strategies.engine_down(LOSS)
         assert house.events("e")[-2:] == [MayExperiment(True), DOWN]
+
+    play(house, scenario)
+
+
+def test_a_probe_that_waits_keeps_no_other_model_from_experiments() -> None:
+    house = House(
+        decoder_plan(), encoder_plan(), script=lambda model, event: [PROBE] if (model, event) == ("m", UP) else []
+    )
+
+    async def scenario() -> None:
+        house.tasks = [generation("e")]
+        house.strategies.load_changed()
+        await house.begun()
+        for _ in range(5):
+            await asyncio.sleep(0)
+        assert MayExperiment(False) not in house.events("e")
 
     play(house, scenario)
 

@@ -119,6 +119,10 @@ def test_experiments_are_those_that_are_open() -> None:
     loop, _ = loop_of(chooser, experimenting=lambda: changes.append(loop.experiments))
     loop.tell(UP)
     assert loop.probing == PROBE
+    assert not loop.experiments  # it may wait for others
+    loop.timing(True)
+    assert loop.experiments
+    loop.timing(False)
     loop.tell(ProbeDone(PROBE, (), complete=False))
     assert not loop.experiments
     loop.tell(LoadSeen(1))
@@ -132,6 +136,7 @@ def test_experiments_are_those_that_are_open() -> None:
 def test_an_engine_that_is_gone_ends_its_experiments() -> None:
     loop, _ = loop_of(ScriptedChooser(lambda event: [PROBE, Use(OWN_ONLY, TRIAL)]))
     loop.tell(UP)
+    loop.timing(True)
     loop.engine_gone()
     assert not loop.experiments
 

@@ -48,6 +48,9 @@ CHECK_PATIENCE_S = 3.0
 # Engines that may die while they work on a session, or of themselves while it runs, before it is given up: one can be
 # an accident.
 DEATHS_TOLERATED = 2
+# A probe waits so long for other models to be done: longer than one answer of a conversation takes. What still
+# computes then is under a load that may last, and whoever asked for the probe has a better use of its time.
+PROBE_PATIENCE_S = 10.0
 # A probe that came to nothing though no request of this model was open, and what ended by an error, is answered after
 # so long: whoever asked for it would ask again at once.
 PAUSE_S = 5.0
@@ -77,14 +80,18 @@ class ModelSessions:
         tell: Callable[[Event], None],
         *,
         busy: Callable[[], bool],
+        timing: Callable[[bool], None] = lambda now: None,
+        probe_patience_s: float = PROBE_PATIENCE_S,
         pause_s: float = PAUSE_S,
     ) -> None:
-        """`busy`: whether requests for this model are open."""
+        """`busy`: whether requests for this model are open. `timing` is told when a probe's runs begin and end."""
         self._desk = desk
         self._plan = plan
         self._own = own
         self._tell = tell
         self._busy = busy
+        self._timing = timing
+        self._probe_patience_s = probe_patience_s
         self._pause_s = pause_s
         self._model = plan.description.name
         self._held: dict[SessionSpec, HeldSession] = {}
@@ -291,11 +298,17 @@ class ModelSessions:
 
     async def _probe(self, probe: terms.Probe) -> None:
         await self._desk.settled()
-        if not await self._desk.quiet(given_up=self._busy):
+        if not await self._desk.quiet(patience_s=self._probe_patience_s, given_up=self._busy):
             self._tell(ProbeDone(probe, (), complete=False))
             return
         async with self._desk.one:
-            answer = await self._timed(probe) if self._desk.idle() else None
+            answer = None
+            if self._desk.idle():
+                self._timing(True)
+                try:
+                    answer = await self._timed(probe)
+                finally:
+                    self._timing(False)
         if isinstance(answer, Probed) and any(answer.seconds):
             self._tell(ProbeDone(probe, answer.seconds, answer.complete))
             return

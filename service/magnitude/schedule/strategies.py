@@ -370,7 +370,9 @@ class Strategies:
             experimenting=self._share_experiments,
             clock=self._clock,
         )
-        sessions = ModelSessions(self._desk, plan, facts.own, loop.tell, busy=lambda: name in self._load)
+        sessions = ModelSessions(
+            self._desk, plan, facts.own, loop.tell, busy=lambda: name in self._load, timing=loop.timing
+        )
         loop.hands = sessions
         served = self._served[name] = _Served(plan, facts, binding, loop, sessions)
         served.known = known

@@ -140,6 +140,7 @@ class StrategyLoop:
         self.fault = ""
         self.trial: Trial | None = None
         self.probing: Probe | None = None
+        self._timing = False
         self._as_loaded: Strategy | None = None
         self._put_off: Probe | None = None
         self._in_force = in_force
@@ -177,7 +178,8 @@ class StrategyLoop:
 
     @property
     def experiments(self) -> bool:
-        return self.trial is not None or self.probing is not None
+        """A probe that waits for others measures nothing, and is not in their way."""
+        return self.trial is not None or self._timing
 
     def counts(self) -> LoopCounts:
         return LoopCounts(
@@ -251,12 +253,18 @@ class StrategyLoop:
             self._telling = False
             self._keep_decisions()
             self._cpu_s += self._cpu_clock() - began_s
-        if self.experiments != before:
-            self._experimenting()
+        self._tell_experimenting(before)
+
+    def timing(self, now: bool) -> None:
+        """Whether the runs of a probe are `now` under way."""
+        before = self.experiments
+        self._timing = now and not self.fault
+        self._tell_experimenting(before)
 
     def engine_gone(self) -> None:
         """What was under way in it will not be answered."""
         self.trial = self.probing = self._put_off = None
+        self._timing = False
 
     def hold(self, as_loaded: Strategy | None) -> None:
         """Run by this strategy and learn nothing, until told None: then go on as before."""
@@ -279,6 +287,10 @@ class StrategyLoop:
             self._timer = None
 
     # --- inside ---
+
+    def _tell_experimenting(self, before: bool) -> None:
+        if self.experiments != before:
+            self._experimenting()
 
     def _carry_out(self, effect: Effect) -> None:
         hands = self.hands
@@ -350,6 +362,7 @@ class StrategyLoop:
         self._faults += 1
         self.fault = f"{type(error).__name__}: {error}"
         self.trial = self.probing = None
+        self._timing = False
         log.error("the strategy loop of %s failed and is given up", self.model, exc_info=error)
         self.close()
         with contextlib.suppress(Exception):  # it is told already, and there is nothing else to fall back to
