@@ -105,8 +105,8 @@ class DecisionMade(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class LoopCounts(msgspec.Struct, frozen=True, kw_only=True):
-    """Since the start of the service. `decisions` by kind and part; `delay_s` from the first sample to the decision,
-    in sum, by part, over `delays` of them."""
+    """Since the start of the service. `decisions` by kind and part; `delay_s` from the first sample to the end of a
+    comparison, won or not, in sum, by part, over `delays` of them."""
 
     decisions: dict[str, dict[str, int]] = {}
     trials: dict[str, int] = {}
@@ -220,10 +220,12 @@ class StrategyLoop:
         """For one request. Raises nothing: a loop that has failed has no opinion of its own."""
         if self.fault or self._as_loaded is not None:
             return self.strategy
+        before = self.experiments
         try:
             return self.chooser.strategy_for(at)
         except Exception as error:
             self._failed(error)
+            self._tell_experimenting(before)
             return self.strategy
 
     # --- what it is told ---
@@ -330,7 +332,7 @@ class StrategyLoop:
         """Log, keep and count a decision."""
         self._decisions.append((self._clock(), decided))
         self._counts.setdefault(decided.kind, Counter())[decided.part] += 1
-        if decided.kind in ("switch", "revert", "kept", "rejected"):
+        if decided.kind in ("switch", "kept"):  # the others are not decided by samples
             self._delays[decided.part] += 1
             self._delay_s[decided.part] = self._delay_s.get(decided.part, 0.0) + decided.delay_s
         fields = {
