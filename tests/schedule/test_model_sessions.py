@@ -24,7 +24,7 @@ from magnitude.engine.session_spec import SessionSpec
 from magnitude.models.golden import Golden, GoldenPrompt, write_golden
 from magnitude.policy.learned import Choice, Verified
 from magnitude.policy.terms import Event, Probe, ProbeDone, SessionChecked, SessionFailed, SessionReady, Trial
-from magnitude.schedule.model_sessions import PROBE_PATIENCE_S, REFUSED_S, ModelSessions, verdict_of
+from magnitude.schedule.model_sessions import FORGIVEN_AFTER_S, PROBE_PATIENCE_S, REFUSED_S, ModelSessions, verdict_of
 from magnitude.schedule.plan import ModelPlan
 from magnitude.schedule.session_budget import SessionBudget
 from magnitude.schedule.session_desk import SessionDesk
@@ -518,6 +518,34 @@ def test_engines_that_crash_with_a_session_in_use_count_against_it() -> None:
         bench.sessions.prepare(TWO)
         await bench.until(lambda: bool(bench.told))
         assert isinstance(bench.told[0], SessionFailed)
+
+    play(scenario)
+
+
+def test_crashes_are_forgotten_once_a_session_has_run_well_for_long() -> None:
+    async def scenario(bench: Bench) -> None:
+        async def crash_after(*used_s: float) -> None:
+            bench.told.clear()
+            await bench.have(TWO)
+            for one_s in used_s:  # with others in use between
+                bench.sessions.use(TWO_FOR_PROMPTS, None)
+                bench.now_s += one_s
+                bench.sessions.use(OWN_ONLY, None)
+                bench.now_s += FORGIVEN_AFTER_S
+            bench.sessions.use(TWO_FOR_PROMPTS, None)
+            bench.lose("crash")
+            bench.desk.engine_up(cast(EngineLink, bench.engine))
+
+        await crash_after(0.0)
+        for _ in range(3):
+            await crash_after(FORGIVEN_AFTER_S / 2, FORGIVEN_AFTER_S / 2)
+        await crash_after(FORGIVEN_AFTER_S / 2)
+        bench.told.clear()
+        bench.sessions.prepare(TWO)
+        await bench.until(lambda: bool(bench.told))
+        [failed] = bench.told
+        assert isinstance(failed, SessionFailed)
+        assert failed.lasting
 
     play(scenario)
 

@@ -48,6 +48,9 @@ CHECK_PATIENCE_S = 3.0
 # Engines that may die while they work on a session, or of themselves while it runs, before it is given up: one can be
 # an accident.
 DEATHS_TOLERATED = 2
+# Deaths of engines that a session ran in are forgotten once it has been in use for so long since: what a session
+# causes comes back within minutes, each run being like the others, and accidents months apart say nothing together.
+FORGIVEN_AFTER_S = 3600.0
 # A probe waits so long for other models to be done: longer than one answer of a conversation takes. What still
 # computes then is under a load that may last, and whoever asked for the probe has a better use of its time.
 PROBE_PATIENCE_S = 10.0
@@ -100,9 +103,11 @@ class ModelSessions:
         self._never: dict[SessionSpec, str] = {}
         self._deaths_making: Counter[SessionSpec] = Counter()  # in a row
         self._deaths_running: Counter[SessionSpec] = Counter()
+        self._ran_well_s: dict[SessionSpec, float] = {}  # in use since the last of them; of those that had any
         self._making: SessionSpec | None = None
         self._at_work: tuple[SessionSpec, ...] = ()
         self._in_use: tuple[SessionSpec, ...] = ()
+        self._in_use_since_s = 0.0
         self._asked: tuple[SessionSpec | None, SessionSpec | None, TrialRuns | None] | None = None
         self._session_bytes = plan.description.weight_bytes  # until one was made: about its packed weights
         self._background = Background("work on a further session failed")
@@ -127,6 +132,7 @@ class ModelSessions:
     def engine_down(self, loss: EngineLoss | None) -> None:
         """The sessions are gone with their engine; `loss` None: the model was unloaded."""
         self._background.cancel()
+        self._forgive()
         if loss is not None and loss.cause != "recycled":
             self._count_deaths(loss)
         self._held.clear()
@@ -173,6 +179,7 @@ class ModelSessions:
             phase: Literal["decode", "prefill"] = "decode" if trial.part == "decode" else "prefill"
             tried = TrialRuns(phase=phase, session=self._usable(trial.session), every=trial.every)
         asked = (decode, prefill, tried)
+        self._forgive()
         used = [decode, prefill, tried.session if tried is not None else None]
         self._in_use = tuple(session for session in used if session is not None)
         # A new engine runs everything by the model's own sessions.
@@ -382,12 +389,23 @@ class ModelSessions:
         self._dropped.discard(session)
         self._desk.send(ReleaseSession(request_id=self._desk.next_id(), model=self._model, session=session))
 
+    def _forgive(self) -> None:
+        """To be called before other sessions are in use."""
+        since_s, self._in_use_since_s = self._in_use_since_s, self._desk.clock()
+        for session in set(self._in_use):
+            if session in self._ran_well_s:
+                self._ran_well_s[session] += self._in_use_since_s - since_s
+                if self._ran_well_s[session] >= FORGIVEN_AFTER_S:
+                    del self._ran_well_s[session], self._deaths_running[session]
+
     def _count_deaths(self, loss: EngineLoss) -> None:
         """Who kills the engine from outside may do so for what making a session takes, not for what it runs."""
         if self._making is not None:
             self._deaths_making[self._making] += 1
         if loss.blames_request:
-            self._deaths_running.update({*self._at_work, *self._in_use})
+            blamed = {*self._at_work, *self._in_use}
+            self._deaths_running.update(blamed)
+            self._ran_well_s.update(dict.fromkeys(blamed, 0.0))
         for counts in (self._deaths_making, self._deaths_running):
             for session, deaths in counts.items():
                 if deaths >= DEATHS_TOLERATED and session not in self._never:
