@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import mmap
-from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import cast
 
@@ -14,116 +13,17 @@ from hypothesis import given
 from hypothesis import strategies as st
 from sample_plans import decoder_plan
 from scripted_chooser import OWN, OWN_ONLY, TWO, TWO_FOR_PROMPTS
-from scripted_engine import ScriptedEngine
+from sessions_bench import ALIKE, PLENTY, PROBE, Bench, play
 
 from magnitude.engine import session_messages as engine
 from magnitude.engine.client import EngineLink
 from magnitude.engine.message import Message
 from magnitude.engine.protocol import Failed, ToService
-from magnitude.engine.session_spec import SessionSpec
 from magnitude.models.golden import Golden, GoldenPrompt, write_golden
-from magnitude.policy.learned import Choice, Verified
-from magnitude.policy.terms import Event, Probe, ProbeDone, SessionChecked, SessionFailed, SessionReady, Trial
-from magnitude.schedule.model_sessions import FORGIVEN_AFTER_S, PROBE_PATIENCE_S, REFUSED_S, ModelSessions, verdict_of
-from magnitude.schedule.plan import ModelPlan
-from magnitude.schedule.session_budget import SessionBudget
-from magnitude.schedule.session_desk import SessionDesk
-from magnitude.supervise.loss import EngineLoss, LossCause
-
-PLENTY = SessionBudget(room_bytes=10**9, step="normal", account_bytes=10**9, models_bytes=0, sessions_bytes=0)
-PROBE = Probe(
-    part="prefill",
-    key="tokens=128",
-    choices=(Choice(session=OWN, chunk=16), Choice(session=TWO, chunk=32)),
-    rows=1,
-    tokens=32,
-    rounds=3,
-)
-ALIKE = engine.Compared(
-    request_id=0, positions=9, equal=True, largest_difference=0.0, top1_agreement=1.0, least_cosine=1.0
-)
-
-
-class Bench:
-    """A model's sessions over an engine that answers as a script says."""
-
-    def __init__(
-        self,
-        answer: Callable[[Message], ToService | None] | None = None,
-        plan: ModelPlan | None = None,
-        probe_patience_s: float = PROBE_PATIENCE_S,
-    ) -> None:
-        self.answer = answer or self.usual
-        self.engine = ScriptedEngine(lambda message: self.answer(message))
-        self.told: list[Event] = []
-        self.timing: list[bool] = []
-        self.idle = self.busy = False
-        self.memory = PLENTY
-        self.now_s = 1000.0
-        self.plan = plan or decoder_plan()
-        self.desk = SessionDesk(
-            ask=self.ask,
-            next_id=self.engine.next_id,
-            idle=lambda: self.idle,
-            budget=lambda: self.memory,
-            settle_s=0.0,
-            clock=lambda: self.now_s,
-        )
-        self.idle = True
-        self.sessions = ModelSessions(
-            self.desk,
-            self.plan,
-            OWN,
-            self.told.append,
-            busy=lambda: self.busy,
-            timing=self.timing.append,
-            probe_patience_s=probe_patience_s,
-            pause_s=0.0,
-        )
-        self.desk.engine_up(cast(EngineLink, self.engine))
-
-    def usual(self, message: Message) -> ToService | None:
-        match message:
-            case engine.PrepareSession(request_id=request_id, model=model):
-                return engine.SessionPrepared(request_id=request_id, model=model, load_s=0.5, added_bytes=125)
-            case engine.CompareSession():
-                return ALIKE
-            case engine.Probe(request_id=request_id):
-                return engine.Probed(request_id=request_id, seconds=((1.0,), (2.0,)), complete=True)
-        return None
-
-    async def ask(self, link: EngineLink, message: Message, request_id: int) -> ToService:
-        self.engine.sent.append(message)
-        if (answer := self.answer(message)) is None:
-            await asyncio.Event().wait()
-        assert answer is not None
-        return answer
-
-    def lose(self, cause: LossCause = "killed") -> None:
-        self.desk.engine_down()
-        self.sessions.engine_down(EngineLoss("it is gone", cause))
-
-    def sent(self, kind: type[Message]) -> list[Message]:
-        return [message for message in self.engine.sent if isinstance(message, kind)]
-
-    async def until(self, condition: Callable[[], bool]) -> None:
-        async with asyncio.timeout(10):
-            while not condition():
-                await asyncio.sleep(0)
-
-    async def have(self, session: SessionSpec) -> None:
-        self.sessions.prepare(session)
-        await self.until(lambda: SessionReady(session, 125) in self.told)
-
-
-def play(scenario: Callable[[Bench], Awaitable[None]], bench: Bench | None = None) -> Bench:
-    async def run() -> Bench:
-        used = bench or Bench()
-        await scenario(used)
-        await used.sessions.close()
-        return used
-
-    return asyncio.run(run())
+from magnitude.policy.learned import Verified
+from magnitude.policy.terms import ProbeDone, SessionChecked, SessionFailed, SessionReady, Trial
+from magnitude.schedule.model_sessions import FORGIVEN_AFTER_S, REFUSED_S, verdict_of
+from magnitude.supervise.loss import LossCause
 
 
 def test_a_session_is_made_and_counted() -> None:
@@ -373,73 +273,6 @@ def test_short_memory_takes_all_of_them_back_and_the_loop_is_told() -> None:
         assert bench.sessions.bytes_() == 0
         assert bench.told[-1] == SessionFailed(TWO, "memory is short", lasting=False)
         assert len(bench.sent(engine.ReleaseSession)) == 1
-
-    play(scenario)
-
-
-def test_runs_are_timed_as_the_loop_names_them() -> None:
-    async def scenario(bench: Bench) -> None:
-        await bench.have(TWO)
-        bench.sessions.probe(PROBE)
-        await bench.until(lambda: len(bench.told) == 2)
-        [asked] = bench.sent(engine.Probe)
-        assert isinstance(asked, engine.Probe)
-        assert asked.runs == (
-            engine.ProbedRun(session=None, rows=1, tokens=16),
-            engine.ProbedRun(session=TWO, rows=1, tokens=32),
-        )
-        assert asked.rounds == 3
-        assert asked.past_tokens + 32 < bench.plan.provision.context_length
-        assert bench.told[1] == ProbeDone(PROBE, ((1.0,), (2.0,)), complete=True)
-
-    play(scenario)
-
-
-def test_nothing_is_timed_while_the_model_works() -> None:
-    async def scenario(bench: Bench) -> None:
-        bench.idle, bench.busy = False, True
-        bench.sessions.probe(PROBE)
-        await bench.until(lambda: bool(bench.told))
-        assert bench.told == [ProbeDone(PROBE, (), complete=False)]
-        assert not bench.engine.sent
-
-    play(scenario)
-
-
-def test_timing_waits_for_the_work_of_other_models() -> None:
-    async def scenario(bench: Bench) -> None:
-        bench.idle = False
-        bench.sessions.probe(PROBE)
-        for _ in range(5):
-            await asyncio.sleep(0)
-        assert not bench.engine.sent
-        bench.idle = True
-        bench.desk.load_changed()
-        await bench.until(lambda: bool(bench.told))
-        assert len(bench.sent(engine.Probe)) == 1
-
-    play(scenario)
-
-
-def test_timing_is_given_up_under_a_load_of_other_models_that_lasts() -> None:
-    async def scenario(bench: Bench) -> None:
-        bench.idle = False
-        bench.sessions.probe(PROBE)
-        await bench.until(lambda: bool(bench.told))
-        assert bench.told == [ProbeDone(PROBE, (), complete=False)]
-        assert (bench.engine.sent, bench.timing) == ([], [])
-
-    play(scenario, Bench(probe_patience_s=0.01))
-
-
-@pytest.mark.parametrize("answer", [engine.Probed(request_id=0, seconds=((1.0,),), complete=True), None])
-def test_a_probe_is_under_way_only_while_the_engine_runs_it(answer: ToService | None) -> None:
-    async def scenario(bench: Bench) -> None:
-        bench.answer = lambda message: answer
-        bench.sessions.probe(PROBE)
-        await bench.until(lambda: bench.timing == ([True, False] if answer is not None else [True]))
-        bench.lose()
-        await bench.until(lambda: bench.timing == [True, False])
 
     play(scenario)
 
