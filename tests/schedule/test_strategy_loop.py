@@ -120,7 +120,6 @@ def test_experiments_are_those_that_are_open() -> None:
     chooser = ScriptedChooser(lambda event: script.get(event, []))
     loop, _ = loop_of(chooser, experimenting=lambda: changes.append(loop.experiments))
     loop.tell(UP)
-    assert loop.probing == PROBE
     assert not loop.experiments  # it may wait for others
     loop.timing(True)
     assert loop.experiments

@@ -31,7 +31,6 @@ from magnitude.policy.terms import (
     Event,
     PrepareSession,
     Probe,
-    ProbeDone,
     RunsSeen,
     TaskSeen,
     Tick,
@@ -139,7 +138,6 @@ class StrategyLoop:
         self.hands: Hands | None = None
         self.fault = ""
         self.trial: Trial | None = None
-        self.probing: Probe | None = None
         self._timing = False
         self._as_loaded: Strategy | None = None
         self._put_off: Probe | None = None
@@ -243,8 +241,6 @@ class StrategyLoop:
             while self._events and not self.fault:
                 event = self._events.popleft()
                 self._seen += 1
-                if isinstance(event, ProbeDone):
-                    self.probing = None
                 for effect in self.chooser.apply(event, self._clock()):
                     self._carry_out(effect)
             self._set_timer()
@@ -265,7 +261,7 @@ class StrategyLoop:
 
     def engine_gone(self) -> None:
         """What was under way in it will not be answered."""
-        self.trial = self.probing = self._put_off = None
+        self.trial = self._put_off = None
         self._timing = False
 
     def hold(self, as_loaded: Strategy | None) -> None:
@@ -307,7 +303,6 @@ class StrategyLoop:
             case CheckSession(session):
                 hands.check(session)
             case Probe():
-                self.probing = effect
                 self._probes[effect.part] += 1
                 if self._as_loaded is None:
                     hands.probe(effect)
@@ -363,7 +358,7 @@ class StrategyLoop:
         """The service goes on as if it had never been: by the model's own session, with what is in force else."""
         self._faults += 1
         self.fault = f"{type(error).__name__}: {error}"
-        self.trial = self.probing = None
+        self.trial = None
         self._timing = False
         log.error("the strategy loop of %s failed and is given up", self.model, exc_info=error)
         self.close()
