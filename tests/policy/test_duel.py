@@ -19,7 +19,7 @@ FOUR = Choice(session=SessionSpec(threads=4))
 
 
 def duel(challenger: Choice = FOUR, window: int = 50) -> Duel:
-    return Duel(TWO, challenger, window=window, least_gain=0.03, begun_s=0.0)
+    return Duel(TWO, challenger, window=window, least_gain=0.03)
 
 
 def fought(one: Duel, ratio: float, noise: float, pairs: int, seed: int = 1) -> Duel:

@@ -96,7 +96,7 @@ def test_a_probe_of_slow_pieces_takes_smaller_ones_so_that_a_request_does_not_wa
 
 def test_a_clear_gain_needs_no_full_window_and_a_small_one_does() -> None:
     def samples_until_won(ratio: float) -> float:
-        duel = Duel(_choice(TWO), _choice(ONE), window=50, least_gain=0.03, begun_s=0.0)
+        duel = Duel(_choice(TWO), _choice(ONE), window=50, least_gain=0.03)
         for at in range(100):
             duel.add(1.0, ratio * (1.02 if at % 2 else 0.98))
             if duel.verdict() == "won":

@@ -81,8 +81,8 @@ class PolicySettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     latency_limit_ms: Annotated[
         Annotated[float, Meta(gt=0)] | None,
         Meta(
-            description="95th percentile of a task's time that no choice may exceed where another one keeps it. "
-            "Unset: no limit, the faster one wins.",
+            description="Where the 95th percentile of a model's tasks passes this, a smaller variant of it takes its "
+            "place as long as that lasts. Unset: no limit.",
         ),
     ] = None
     session_memory_bytes: Annotated[

@@ -35,22 +35,22 @@ def session_on(board: BoardSeen, threads: int, own: SessionSpec) -> SessionSpec:
     return msgspec.structs.replace(own, threads=threads, cpus=tuple(sorted(cpus)))
 
 
-def thread_counts(board: BoardSeen, most: int) -> list[int]:
-    """Numbers of threads worth trying, up to `most`: all of them on a small board, else 1, 2, half of the fast cores,
+def thread_counts(board: BoardSeen) -> list[int]:
+    """Numbers of threads worth trying: all of them on a small board, else 1, 2, half of the fast cores,
     all fast cores but one, all fast ones, and all."""
-    usable = max(1, min(board.usable, most))
+    usable = max(1, board.usable)
     big = min(usable, big_cores(board))
     counts = set(range(1, usable + 1)) if usable <= 4 else {1, 2, big // 2, big - 1, big, usable}
     return sorted(count for count in counts if count >= 1)
 
 
-def default_choice(part: Part, facts: ModelFacts, board: BoardSeen, chunk: int = 0) -> Choice:
+def default_choice(part: Part, facts: ModelFacts, board: BoardSeen) -> Choice:
     """What holds until something is measured: the model's own session, with no more threads than may run."""
     if part == "variant":
         return Choice()
     threads = min(facts.own.threads, max(1, board.usable))
     session = facts.own if threads == facts.own.threads else session_on(board, threads, facts.own)
-    return Choice(session=session, chunk=(chunk or facts.chunk) if part == "prefill" else 0)
+    return Choice(session=session, chunk=facts.chunk if part == "prefill" else 0)
 
 
 def challengers(
@@ -61,7 +61,7 @@ def challengers(
     session = incumbent.session
     if session is None:
         return []
-    counts = thread_counts(board, max(facts.own.threads, board.usable))
+    counts = thread_counts(board)
     order = [count for count in first if count in counts]
     order += sorted(counts, key=lambda count: (abs(count - session.threads), count))
     found = []

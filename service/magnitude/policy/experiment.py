@@ -47,7 +47,7 @@ class Experiment:
         self.begun_s = now_s
         self.first_sample_s: float | None = None
         self.probe: Probe | None = None  # under way
-        self.duel = Duel(contest.chosen, challenger, window=rules.window, least_gain=rules.least_gain, begun_s=now_s)
+        self.duel = Duel(contest.chosen, challenger, window=rules.window, least_gain=rules.least_gain)
         # Cost, moment and seconds of the last report, and of a run of it.
         self._seen: dict[Choice, tuple[float, float, float, float]] = {}
 

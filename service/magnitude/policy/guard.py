@@ -6,11 +6,13 @@ import math
 
 import msgspec
 
-from magnitude.policy.ageing import AgedAverage
+from magnitude.policy.ageing import AgedAverage, AgedQuantiles
 
 # So improbable must as many failures be if the strategy were as good as the one before: of a thousand switches to
 # something equal one is taken back for nothing.
 IMPROBABLE = 1e-3
+# A 95th percentile of fewer tasks is one of the largest times, whichever came.
+LEAST_TASKS = 20
 # Tasks with half a failure that count for what ran before: a strategy that was used for ten tasks without a failure
 # is not perfect, and a service in good order fails about one task in a hundred (clients that ask for the
 # impossible).
@@ -38,6 +40,7 @@ class TaskGuard:
     def __init__(self, half_life_s: float) -> None:
         self._half_life_s = half_life_s
         self._failed: dict[str, AgedAverage] = {}
+        self._times: dict[str, AgedQuantiles] = {}
 
     def add(self, strategy_id: str, *, failed: bool, now_s: float) -> None:
         series = self._failed.pop(strategy_id, None) or AgedAverage(self._half_life_s)
@@ -45,6 +48,15 @@ class TaskGuard:
         self._failed[strategy_id] = series
         while len(self._failed) > MOST_STRATEGIES:
             del self._failed[next(iter(self._failed))]
+
+    def took(self, variant: str, run_s: float, now_s: float) -> None:
+        """A task with those weights that went well took so long."""
+        self._times.setdefault(variant, AgedQuantiles(self._half_life_s)).add(run_s, 1.0, now_s)
+
+    def p95_s(self, variant: str, now_s: float) -> float:
+        """95th percentile of tasks' times with those weights; 0 while too few are known."""
+        times = self._times.get(variant)
+        return times.quantile(0.95) if times is not None and times.weight(now_s) >= LEAST_TASKS else 0.0
 
     def outcomes(self, strategy_id: str, now_s: float) -> Outcomes:
         series = self._failed.get(strategy_id)

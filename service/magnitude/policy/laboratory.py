@@ -32,6 +32,8 @@ FIRST_PROBED_SHARE, PROBED_SHARE, PROBED_ALLOWED_S = 1.5, 0.25, 5.0
 LEAST_BUSY_S = 1.0
 # So often it is looked for something to try while the engine is idle: what did not win is tried again after hours.
 LOOK_AGAIN_S = 60.0
+# Sizes of pieces are compared whole, and a request that comes waits for the piece under way.
+LONGEST_PIECE_S = 1.0
 # After a switch: what was left had a P95 so much lower under load that the switch is taken back (`duel.MOST_P95`).
 MOST_P95_RISE = 1.2
 
@@ -93,14 +95,16 @@ class Laboratory:
         effects: list[Effect] = []
         experiment = self.experiment
         if experiment is not None and self._over(experiment, moment, effects):
+            if experiment.purpose == "watch":
+                experiment.contest.watched = True  # however it ended: it is not begun again
             experiment = self.experiment = None
         if experiment is None and allowed and moment.calm and not moment.cold and self._rules.explore != "off":
-            experiment = self.experiment = self._next(moment, fixed, effects)
+            experiment = self.experiment = self._next(wanted, moment, fixed, effects)
         if experiment is None:
             return effects
         duel = experiment.duel
         sessions = [choice.session for choice in (duel.incumbent, duel.challenger) if choice.session is not None]
-        keep = [*sessions, *(choice.session for choice in wanted.values() if choice.session is not None)]
+        keep = [*sessions, *sessions_of(wanted)]
         for session in sessions:
             if not self._pool.ready(session):
                 quiet = moment.idle_s > 0 or self._rules.explore == "load"
@@ -121,7 +125,9 @@ class Laboratory:
             return None
         duel, contest = experiment.duel, experiment.contest
         session = duel.challenger.session
-        if session is None or not self._pool.ready(session) or not moment.holds(contest.part, contest.key):
+        # Only for the very work that is compared: with other rows the challenger may be far slower.
+        present = clockless(moment.key_now(contest.part)) == clockless(contest.key)
+        if session is None or not self._pool.ready(session) or not present:
             return None
         if duel.verdict() != "open" or (self.budget.spent and experiment.purpose == "try"):
             return None
@@ -158,9 +164,10 @@ class Laboratory:
     def _over(self, experiment: Experiment, moment: Moment, effects: list[Effect]) -> bool:
         """Whether the comparison has come to an end; what follows from it is done."""
         duel, contest, now_s = experiment.duel, experiment.contest, moment.now_s
-        session = duel.challenger.session
-        gone = duel.incumbent != contest.chosen or not fits(duel.challenger, moment.board)
-        if gone or (session is not None and self._pool.barred(session, now_s)):
+        orphan = self._table.get(contest.part, contest.key) is not contest
+        if orphan or duel.incumbent != contest.chosen or not fits(duel.challenger, moment.board):
+            return True
+        if any(self._barred(choice, now_s) for choice in (duel.incumbent, duel.challenger)):
             return True
         if not experiment.live and not self._worth_probing(contest, now_s):
             return True  # for now: others need not wait for it
@@ -171,7 +178,6 @@ class Laboratory:
         if verdict == "open":
             return False
         if experiment.purpose == "watch":
-            contest.watched = True
             if verdict == "won" or (verdict == "even" and duel.p95_ratio < 1.0 / MOST_P95_RISE):
                 why = f"under load it takes {1 / duel.ratio:.2f} times as long, its P95 {1 / duel.p95_ratio:.2f}"
                 effects.append(self.revert(contest, why, now_s))
@@ -197,6 +203,16 @@ class Laboratory:
             effects.append(Decided("kept", *told))
         return True
 
+    def _barred(self, choice: Choice, now_s: float) -> bool:
+        return choice.session is not None and bool(self._pool.barred(choice.session, now_s))
+
+    def _watchable(self, contest: Contest, now_s: float) -> bool:
+        """Whether what the last switch left can be compared under load."""
+        before = contest.previous
+        if before is None or self._rules.explore != "load" or before.chunk != contest.chosen.chunk:
+            return False
+        return not self._barred(before, now_s)
+
     def _worth_probing(self, contest: Contest, now_s: float) -> bool:
         alike = [contest, *self._at_other_clocks(contest)]
         busy_s = sum(each.busy.weight(now_s) for each in alike)
@@ -216,15 +232,21 @@ class Laboratory:
     def _at_other_clocks(self, contest: Contest) -> list[Contest]:
         return [other for other in self._table if other is not contest and _alike(other, contest)]
 
-    def _next(self, moment: Moment, fixed: Collection[Part], effects: list[Effect]) -> Experiment | None:
-        now_s = moment.now_s
+    def _next(
+        self, wanted: Mapping[Part, Choice], moment: Moment, fixed: Collection[Part], effects: list[Effect]
+    ) -> Experiment | None:
+        now_s, keep = moment.now_s, sessions_of(wanted)
         for contest in most_used(self._table, now_s):
             if contest.busy.weight(now_s) < LEAST_BUSY_S:
                 break
             if contest.part in fixed or contest.part == "variant" or not moment.holds(contest.part, contest.key):
                 continue
+            if self._barred(contest.chosen, now_s):
+                continue
             if not contest.watched and contest.previous is not None and fits(contest.previous, moment.board):
-                return Experiment("watch", contest, contest.previous, self._rules, now_s)
+                if self._watchable(contest, now_s):
+                    return Experiment("watch", contest, contest.previous, self._rules, now_s)
+                contest.watched = True
             if now_s < contest.settled_s:
                 continue
             for challenger in self._challengers(contest, moment):
@@ -235,12 +257,25 @@ class Laboratory:
                     continue
                 if self._hopeless(contest, challenger, now_s):
                     continue
-                if challenger.chunk != contest.chosen.chunk and not self._worth_probing(contest, now_s):
+                sized = challenger.chunk != contest.chosen.chunk
+                if sized and not (self._worth_probing(contest, now_s) and _quick(contest, challenger, now_s)):
+                    continue
+                if not self._pool.has_place(session, keep, now_s):
                     continue
                 names = (contest.chosen.choice_id, challenger.choice_id)
                 effects.append(Decided("trial", contest.part, contest.key, *names, "compared side by side"))
                 return Experiment("try", contest, challenger, self._rules, now_s)
         return None
+
+
+def sessions_of(choices: Mapping[Part, Choice]) -> list[SessionSpec]:
+    return [choice.session for choice in choices.values() if choice.session is not None]
+
+
+def _quick(contest: Contest, challenger: Choice, now_s: float) -> bool:
+    """Whether a whole piece can be probed without keeping a request waiting."""
+    costs = contest.costs.get(contest.chosen)
+    return costs is not None and costs.cost_s(now_s) * challenger.chunk <= LONGEST_PIECE_S
 
 
 def _alike(one: Contest, other: Contest) -> bool:

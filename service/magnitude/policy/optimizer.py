@@ -15,7 +15,7 @@ from magnitude.engine.session_spec import SessionSpec
 from magnitude.policy.candidates import challengers, session_on
 from magnitude.policy.contest import Contest
 from magnitude.policy.guard import TaskGuard
-from magnitude.policy.laboratory import Laboratory
+from magnitude.policy.laboratory import Laboratory, sessions_of
 from magnitude.policy.learned import Binding, Choice, Learned, Verified
 from magnitude.policy.moment import Moment, board_part
 from magnitude.policy.rules import ModelFacts, Rules
@@ -45,15 +45,11 @@ from magnitude.policy.tree import BoardFacts, ModelWork, Tree, advise, default_t
 
 # Strategies that are remembered by id, for tasks that end after the next switch.
 MOST_REMEMBERED = 64
-# While answers run, prompts enter in pieces of so many tokens or fewer (`engine.max_inter_token_ms`).
-PIECE_BESIDE_ANSWERS = 32
 # Runs of an engine's first seconds touch memory and caches for the first time (a decode step of 12 ms took 99, once
 # 302): they say nothing of what follows.
 FIRST_RUNS_S = 3.0
 # Figures that change with every run are worth saving after so many of them: some minutes of a busy engine.
 SAVED_RUNS = 5000
-# All texts of an encoder and all tensors are one kind of work: what a run of them takes is not told by their length.
-ENCODED_TOKENS = 64
 
 
 class StrategyView(msgspec.Struct, frozen=True, kw_only=True):
@@ -97,6 +93,8 @@ class Optimizer:
         self._board = BoardSeen(cores=tuple(range(model.own.threads)), usable=model.own.threads)
         self._load = LoadSeen()
         self._idle_since_s: float | None = None
+        self._now_s = -math.inf
+        self._changed_before = 0
         self._up = False
         self._up_s = -math.inf
         self._first_up_s: float | None = None
@@ -129,7 +127,7 @@ class Optimizer:
 
     @property
     def changed(self) -> int:
-        return self._lab.changed + self._checks + self._samples // SAVED_RUNS
+        return self._changed_before + self._lab.changed + self._checks + self._samples // SAVED_RUNS
 
     @property
     def switches(self) -> int:
@@ -142,7 +140,8 @@ class Optimizer:
 
     def strategy_for(self, at: Situation) -> Strategy:
         """For one request: sessions are what runs now, the piece of a prompt and the weights are its own."""
-        contest = self._table.get("prefill", key_of("prefill", at))
+        whole = msgspec.structs.replace(at, tokens=self._facts.chunk)  # beside answers a time limit cuts pieces
+        contest = self._table.get("prefill", key_of("prefill", whole))
         chosen = self._pinned.get("prefill") or (contest.chosen if contest is not None else None)
         chunk = chosen.chunk if chosen is not None and chosen.chunk else self._in_force.prefill_chunk
         variant = self.variant_for(at)
@@ -152,15 +151,20 @@ class Optimizer:
 
     def variant_for(self, at: Situation) -> str:
         """The weights for a request, of those that stay within the model's tolerance: the model's own, unless heat,
-        supply or memory ask for less, or speed comes first. The first one that tasks do not fail with."""
+        supply or memory ask for less, tasks take longer than they may, or speed comes first. The smallest one that
+        tasks do not fail with."""
         if "variant" in self._pinned:
             return self._pinned["variant"].variant
-        short = self._board.smaller or at.supply != "full" or at.memory == "short"
+        late = (
+            self._rules.latency_limit_s is not None
+            and self._guard.p95_s("", self._now_s) > self._rules.latency_limit_s
+        )
+        short = late or self._board.smaller or at.supply != "full" or at.memory == "short"
         if not self._facts.variants or (not short and self._rules.prefer == "quality"):
             return ""
         own = _guarded("variant", Choice())
         for name in self._facts.variants:
-            if not self._guard.worse(_guarded("variant", Choice(variant=name)), own, self._since_s):
+            if not self._guard.worse(_guarded("variant", Choice(variant=name)), own, self._now_s):
                 return name
         return ""
 
@@ -196,6 +200,9 @@ class Optimizer:
 
     def reload(self, rules: Rules, learned: Learned) -> None:
         """Begin anew with that dump, by these rules. Sessions that are there stay."""
+        self._changed_before = self.changed + 1
+        self._checks = self._samples = 0
+        self._pool.begin_anew()
         self._begin(rules, learned)
 
     def pin(self, choices: dict[Part, Choice]) -> None:
@@ -205,6 +212,7 @@ class Optimizer:
 
     def apply(self, event: Event, now_s: float) -> list[Effect]:
         effects: list[Effect] = []
+        self._now_s = now_s
         match event:
             case RunsSeen():
                 self._runs(event, now_s, effects)
@@ -247,8 +255,8 @@ class Optimizer:
         positions = {"decode": 1, "prefill": event.tokens, "encode": event.rows * event.tokens}.get(event.part, 1)
         cost_s = event.total_s / (event.runs * max(1, positions))
         choice = Choice(session=event.session, chunk=(event.chunk or self._in_force.prefill_chunk) if prompt else 0)
-        tokens = event.tokens if prompt else ENCODED_TOKENS
-        key = self._moment(now_s).key(event.part, rows=event.rows, tokens=tokens)
+        moment = self._moment(now_s)
+        key = moment.key(event.part, rows=event.rows, tokens=moment.tokens_of(event.part, event.tokens))
         contest = self._contest(event.part, key, now_s)
         if contest.observe(choice, cost_s, event.runs, event.total_s, now_s):
             reason = f"now takes {cost_s * 1e3:.2f} ms: what was compared before says nothing of that"
@@ -262,6 +270,8 @@ class Optimizer:
         ran = parts_of(strategy)
         if strategy.variant:
             ran = {"variant": ran["variant"]}  # sessions of the variant are its own loop's
+        if not event.failed:
+            self._guard.took(strategy.variant, event.run_s, now_s)
         for part, choice in ran.items():
             self._guard.add(_guarded(part, choice), failed=event.failed, now_s=now_s)
         if not event.failed:
@@ -301,7 +311,7 @@ class Optimizer:
             allowed = self._may and self._rules.explore != "off"
             effects += self._lab.go_on(wanted, moment, allowed=allowed, fixed=self._pinned.keys())
             wanted = self._wanted(moment, effects)
-        sessions = [choice.session for choice in wanted.values() if choice.session is not None]
+        sessions = sessions_of(wanted)
         for session in sessions:
             if session != self._pool.own:
                 effects += self._pool.want(session, sessions, now_s, idle=True)
@@ -318,16 +328,12 @@ class Optimizer:
 
     def _wanted(self, moment: Moment, effects: list[Effect]) -> dict[Part, Choice]:
         """What the table says of this moment, by part."""
-        facts, wanted = self._facts, dict[Part, Choice]()
-        if facts.kind != "decoder":
-            keys: dict[Part, str] = {"encode": moment.key("encode", tokens=ENCODED_TOKENS)}
-        else:
-            tokens = PIECE_BESIDE_ANSWERS if moment.load.decoding else facts.chunk
-            rows = max(1, moment.load.decoding)
-            keys = {"decode": moment.key("decode", rows=rows), "prefill": moment.key("prefill", tokens=tokens)}
-        for part, key in keys.items():
+        wanted: dict[Part, Choice] = {}
+        parts: tuple[Part, ...] = ("decode", "prefill") if self._facts.kind == "decoder" else ("encode",)
+        for part in parts:
+            key = moment.key_now(part)
             contest = self._contest(part, key, moment.now_s)
-            if not fits(contest.chosen, moment.board):
+            if not self._usable(contest.chosen):
                 self._table.forget(part, key)
                 contest = self._contest(part, key, moment.now_s)
             wanted[part] = self._pinned.get(part, contest.chosen)
@@ -410,13 +416,20 @@ class Optimizer:
             now_s=now_s,
             board=self._board,
             load=load,
+            chunk=self._facts.chunk,
             idle_s=now_s - self._idle_since_s if self._idle_since_s is not None else 0.0,
             cold=self._first_up_s is None or now_s < self._first_up_s + self._rules.cold_start_s,
         )
 
     def _contest(self, part: Part, key: str, now_s: float) -> Contest:
         moment = self._moment(now_s)
-        return self._table.contest(part, key, moment.board, now_s, lambda: self._advised(part, key, moment))
+        return self._table.contest(
+            part, key, moment.board, now_s, usable=self._usable, advised=lambda: self._advised(part, key, moment)
+        )
+
+    def _usable(self, choice: Choice) -> bool:
+        """Whether it can be had on the board as it is now, if not at once."""
+        return fits(choice, self._board) and (choice.session is None or not self._pool.lost(choice.session))
 
     def _next_wake_s(self, moment: Moment) -> float | None:
         if not self._rules.on:

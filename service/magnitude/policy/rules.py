@@ -19,7 +19,9 @@ class Rules(msgspec.Struct, frozen=True, kw_only=True):
     nothing is tried. A part keeps what it has for `dwell_s` at least, and twice as long each time it returns to
     something that it had left. A challenger must save `least_gain` of the time. Figures lose half of their weight
     within `half_life_s`. Under load one of `trial_every` runs is a trial's, and trials may cost `loss_budget` of the
-    time that the engine computes. `latency_limit_s` bounds the 95th percentile of a task's time.
+    time that the engine computes. Of further sessions there are `most_sessions` at once: one for answers, one for
+    prompts, and what is compared with them. Where the 95th percentile of tasks' times passes `latency_limit_s`, other
+    weights take their place.
     """
 
     on: bool = True
@@ -32,7 +34,7 @@ class Rules(msgspec.Struct, frozen=True, kw_only=True):
     trial_every: int = 8
     loss_budget: float = 0.01
     bandwidth_threshold: float = 0.7
-    most_sessions: int = 2
+    most_sessions: int = 3
     latency_limit_s: float | None = None
     prefer: Literal["quality", "speed"] = "quality"
 

@@ -13,6 +13,8 @@ State = Literal["absent", "preparing", "unchecked", "checking", "ready"]
 
 # What could not be made for want of memory is asked for again so much later: other models come and go in minutes.
 RETRY_S = 300.0
+# What was wanted lately stays: making a session takes a second of a core, so that one a minute costs a sixtieth.
+KEEP_S = 60.0
 
 
 class SessionPool:
@@ -60,17 +62,43 @@ class SessionPool:
                 if self.barred(session, now_s) or "preparing" in self._states.values():
                     return []
                 effects: list[Effect] = []
+                if not self.has_place(session, keep, now_s):
+                    return []
                 if len(self._states) >= self._most:
-                    spare = [one for one in self._states if one not in keep and self.state(one) != "checking"]
-                    if not spare:
-                        return []
-                    effects.append(self.drop(min(spare, key=lambda one: self._used_s.get(one, 0.0))))
+                    effects.append(self.drop(self._spare(keep, now_s)[0]))
                 self._states[session] = "preparing"
                 return [*effects, PrepareSession(session)]
             case "unchecked" if idle and "checking" not in self._states.values():
                 self._states[session] = "checking"
                 return [CheckSession(session)]
         return []
+
+    def has_place(self, session: SessionSpec, keep: Collection[SessionSpec], now_s: float) -> bool:
+        """Whether it is there, or can be made now."""
+        if session == self.own or session in self._states or len(self._states) < self._most:
+            return True
+        return bool(self._spare(keep, now_s))
+
+    def lost(self, session: SessionSpec) -> bool:
+        """Whether it will never be had: it computes something else, or cannot be made."""
+        verdict = self.verified.get(session)
+        return session in self._hopeless or (verdict is not None and not verdict.passed)
+
+    def begin_anew(self) -> None:
+        """Nothing counts as proven or as hopeless; what is there stays."""
+        self.verified.clear()
+        self._hopeless.clear()
+        self._not_before_s.clear()
+
+    def _spare(self, keep: Collection[SessionSpec], now_s: float) -> list[SessionSpec]:
+        """What may be dropped, the longest unused first. A load that swings between two situations must not make
+        and drop their sessions in turn."""
+        idle = [
+            one
+            for one, state in self._states.items()
+            if one not in keep and state != "checking" and now_s - self._used_s.get(one, -1e300) >= KEEP_S
+        ]
+        return sorted(idle, key=lambda one: self._used_s.get(one, -1e300))
 
     def drop(self, session: SessionSpec) -> Effect:
         self._states.pop(session, None)
@@ -100,11 +128,6 @@ class SessionPool:
         if verdict.passed:
             self._states[verdict.session] = "ready"
         return verdict.passed
-
-    def unchecked(self, session: SessionSpec) -> None:
-        """Its check came to nothing and is to be done anew."""
-        if self._states.get(session) == "checking":
-            self._states[session] = "unchecked"
 
     def engine_gone(self) -> None:
         """Nothing is there any more; what was proven stays so."""

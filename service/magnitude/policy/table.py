@@ -11,6 +11,8 @@ from magnitude.policy.rules import ModelFacts, Rules
 from magnitude.policy.situation import Part, wider
 from magnitude.policy.terms import BoardSeen
 
+Usable = Callable[[Choice], bool]
+
 # Contests that are kept: parts times buckets of rows or tokens, times the clocks and cores that a board goes through.
 MOST_CONTESTS = 256
 # A contest that was observed for less than this has nothing worth keeping.
@@ -41,7 +43,14 @@ class Table:
         return self._contests.get((part, key))
 
     def contest(
-        self, part: Part, key: str, board: BoardSeen, now_s: float, advised: Callable[[], Choice | None]
+        self,
+        part: Part,
+        key: str,
+        board: BoardSeen,
+        now_s: float,
+        *,
+        usable: Usable,
+        advised: Callable[[], Choice | None],
     ) -> Contest:
         """That of the situation. A new one begins with what the table knew of it, else with what was measured nearby,
         else with what a tree advises, else with the default; and as long as it has decided nothing itself it follows
@@ -49,13 +58,16 @@ class Table:
         known = self._contests.get((part, key))
         if known is not None:
             if not known.decided:
-                known.chosen = self._first_choice(part, key, board, advised)
+                known.chosen = self._first_choice(part, key, board, usable, advised)
             return known
         while len(self._contests) >= MOST_CONTESTS:
-            del self._contests[min(self._contests, key=lambda at: self._contests[at].busy.weight(now_s))]
-        contest = Contest(part, key, self._first_choice(part, key, board, advised), self._rules, now_s)
+            least = min(self._contests, key=lambda at: self._contests[at].busy.weight(now_s))
+            gone = self._contests.pop(least)
+            if gone.decided:
+                self._known[least] = gone.entry(now_s)
+        contest = Contest(part, key, self._first_choice(part, key, board, usable, advised), self._rules, now_s)
         entry = self._known.get((part, key))
-        if entry is not None and fits(entry.chosen, board):
+        if entry is not None and usable(entry.chosen):
             contest.restore(entry, now_s, self._rules)
         for one in (*self._rejected.get((part, key), ()), *self._rejected.get((part, ""), ())):
             contest.reject(one.choice, one.reason, now_s, half_lives=REVERTED_FOR)
@@ -70,8 +82,10 @@ class Table:
         """What is to be dumped: what was met in this run, and what is known from before and was not met."""
         found = dict(self._known)
         for at, contest in self._contests.items():
-            if at not in found and contest.busy.weight(now_s) < LEAST_BUSY_S and contest.since_s <= contest.begun_s:
-                continue  # only looked up
+            looked_up = contest.busy.weight(now_s) < LEAST_BUSY_S and contest.since_s <= contest.begun_s
+            # What is known and cannot be had at the moment outlasts the default that stands in for it.
+            if (at in found and not contest.decided) or (at not in found and looked_up):
+                continue
             found[at] = contest.entry(now_s)
         return tuple(found[at] for at in sorted(found))
 
@@ -83,12 +97,14 @@ class Table:
                 found[contest.part, contest.key, choice] = one
         return tuple(found.values())
 
-    def _first_choice(self, part: Part, key: str, board: BoardSeen, advised: Callable[[], Choice | None]) -> Choice:
+    def _first_choice(
+        self, part: Part, key: str, board: BoardSeen, usable: Usable, advised: Callable[[], Choice | None]
+    ) -> Choice:
         for near in wider(key):
             contest, entry = self._contests.get((part, near)), self._known.get((part, near))
-            if contest is not None and contest.decided and fits(contest.chosen, board):
+            if contest is not None and contest.decided and usable(contest.chosen):
                 return contest.chosen
-            if entry is not None and fits(entry.chosen, board):
+            if entry is not None and usable(entry.chosen):
                 return entry.chosen
         return advised() or default_choice(part, self._facts, board)
 

@@ -197,7 +197,7 @@ class Sweep:
             case "memory":
                 return [with_session(arena=True)]
             case "threads":
-                counts = thread_counts(self._board, max(facts.own.threads, self._board.usable))
+                counts = thread_counts(self._board)
                 plain = msgspec.structs.replace(session, cpus=())
                 return [
                     msgspec.structs.replace(best, session=session_on(self._board, count, plain)) for count in counts
@@ -221,7 +221,7 @@ def compare(step: Step, pairs: Sequence[tuple[float, float]], added_bytes: int) 
     units = [choice.chunk if sized else step.tokens for choice in (step.base, step.challenger)]
     if step.part != "prefill":
         units = [1, 1]
-    duel = Duel(step.base, step.challenger, window=max(2, len(pairs)), least_gain=0.0, begun_s=0.0)
+    duel = Duel(step.base, step.challenger, window=max(2, len(pairs)), least_gain=0.0)
     base_s, challenger_s = ([pair[at] / units[at] for pair in pairs] for at in (0, 1))
     for one, other in zip(base_s, challenger_s, strict=True):
         duel.add(one, other)
