@@ -20,7 +20,7 @@ from magnitude.engine.session_messages import Probe as ProbeRuns
 from magnitude.engine.session_messages import SessionPrepared
 from magnitude.feedback.records import TaskRecord
 from magnitude.policy.dumps import Dumps
-from magnitude.policy.learned import Binding, Choice, Learned
+from magnitude.policy.learned import Binding, Choice, Entry, Learned
 from magnitude.policy.pinned import Pinned
 from magnitude.policy.rules import ModelFacts, Rules
 from magnitude.policy.terms import (
@@ -63,7 +63,8 @@ class NoDumps:
     def load(self, binding: Binding) -> NoDumps:
         return self
 
-    learned = prior = None
+    learned: Learned | None = None
+    prior: Learned | None = None
     why = "nothing is kept here"
 
     def pinned(self, binding: Binding) -> Pinned | None:
@@ -385,6 +386,10 @@ def test_what_a_person_has_fixed_is_pinned_from_the_start_and_when_it_is_changed
         house.store.pin = None
         await house.strategies.reread("m")
         assert house.choosers["m"].pinned == {}
+        assert house.choosers["m"].reloaded == []  # what was learned has not changed
+        entry = Entry(part="decode", key="rows=1 cores=2 clock=0.9", chosen=Choice(session=TWO))
+        house.store.learned = Learned(binding=BINDING, entries=(entry,))
+        await house.strategies.reread("m")
         assert len(house.choosers["m"].reloaded) == 1
         await house.strategies.reread("unknown")
 

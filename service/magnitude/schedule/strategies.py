@@ -284,9 +284,11 @@ class Strategies:
         served = self._served.get(model)
         if served is None:
             return
-        learned, served.known = await self.keeper.learned(served.binding)
+        changed = await self.keeper.changed_since(served.binding)
         pinned = await self.keeper.pinned(served.binding)
-        served.loop.chooser.reload(self.rules, learned)
+        if changed is not None:  # a pin alone leaves what was learned meanwhile as it is
+            learned, served.known = changed
+            served.loop.chooser.reload(self.rules, learned)
         self._pin(served, pinned)
         served.loop.tell(Tick())
 
