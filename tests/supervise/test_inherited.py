@@ -5,6 +5,7 @@ import logging
 import os
 import socket
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 
@@ -15,7 +16,7 @@ class HandedOver:
     """Descriptors in a row, as a service manager leaves them behind: a listening socket, memory, memory."""
 
     def __init__(self) -> None:
-        self.first_fd = 700  # free in any test run
+        self.first_fd = 16 + max(int(entry.name) for entry in Path("/proc/self/fd").iterdir())  # they are free
         listening = socket.create_server(("127.0.0.1", 0))
         for number, fd in enumerate((listening.detach(), os.memfd_create("kv"), os.memfd_create("table"))):
             os.dup2(fd, self.first_fd + number, inheritable=True)
