@@ -84,7 +84,7 @@ def test_variables_that_are_not_for_us_are_ignored_and_removed(given: HandedOver
 
 
 def test_a_descriptor_that_is_not_open_costs_only_itself(given: HandedOver, caplog: pytest.LogCaptureFixture) -> None:
-    os.close(701)
+    os.close(given.first_fd + 1)
     with caplog.at_level(logging.WARNING):
         found = take_inherited(given.environ(LISTEN_FDNAMES="a:b:c"), given.first_fd)
     assert [(one.name, one.fd) for one in found] == [("a", 700), ("c", 702)]
