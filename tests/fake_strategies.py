@@ -6,9 +6,11 @@ from pathlib import Path
 
 from magnitude.engine.session_spec import SessionSpec
 from magnitude.errors import ModelNotFound
+from magnitude.policy.dump_changes import Change
 from magnitude.policy.dump_exchange import Running
 from magnitude.policy.dumps import Dumps
 from magnitude.policy.learned import Binding, Choice, Entry, Evidence, Learned, Rejected
+from magnitude.policy.pinned import Means
 from magnitude.policy.strategy import Strategy
 
 TWO, FOUR = (Choice(session=SessionSpec(threads=threads)) for threads in (2, 4))
@@ -53,13 +55,18 @@ class FakeStrategies:
         strategy = Strategy(prefill=TWO.session, decode=TWO.session)
         return Running(strategy=strategy, strategy_id=strategy.strategy_id, in_words=strategy.in_words, since_s=5.0)
 
+    def means(self, model: str) -> Means | None:
+        return Means(cpus=tuple(range(8)), usable=8, decodes=model != "tiny-embed")
+
     def hold(self, hold_s: float) -> None:
         self.held.append(hold_s)
 
     def held_s(self) -> float:
         return self.held[-1] if self.held else 0.0
 
-    async def reread(self, model: str) -> None:
+    async def reread(self, model: str, change: Change) -> None:
         self.reread_models.append(model)
+        if change in ("pinned", "unpinned"):
+            return
         found = self._dumps.load(self.known[model].binding)
         self.known[model] = found.learned or Learned(binding=self.known[model].binding)

@@ -97,6 +97,16 @@ def test_work_that_is_none_is_refused_by_its_line(tmp_path: Path, text: str, sai
         read_work(file, "tiny-chat")
 
 
+@pytest.mark.parametrize("learn", ["1", "5"])
+def test_learning_that_leaves_nothing_to_measure_is_refused_before_anything_is_asked(
+    cli: CliRunner, service: FakeService, strategies: FakeStrategies, learn: str
+) -> None:
+    result = cli.invoke(app, ["attribute", "--minutes", "1", "--learn", learn, *at(service)])
+    assert isinstance(result.exception, ConfigError)
+    assert "--minutes" in result.exception.hint
+    assert strategies.held == []
+
+
 def test_a_plot_that_cannot_be_drawn_is_refused_before_anything_is_asked(
     cli: CliRunner, service: FakeService, strategies: FakeStrategies, tmp_path: Path
 ) -> None:

@@ -144,6 +144,12 @@ def test_generations_are_compared_with_what_is_known_now(
     assert "2 threads, 11 ms/step" in text
     same = said(cli.invoke(app, ["strategy", "diff", "tiny-chat@1", "tiny-chat@1", *at(service)]))
     assert same == "No difference in 1 situation.\n"
+    shown = said(cli.invoke(app, ["strategy", "show", "tiny-chat@1", *at(service)]))
+    assert "90 samples, generation 1\n" in shown
+    assert "11 ms/step" in shown
+    assert "runs now" not in shown
+    assert "No situation is known" in said(cli.invoke(app, ["strategy", "show", "tiny-chat", *at(service)]))
+    assert "no generation 7" in refused(cli.invoke(app, ["strategy", "show", "tiny-chat@7", *at(service)])).message
     error = refused(cli.invoke(app, ["strategy", "diff", "tiny-chat@7", "tiny-chat", *at(service)]))
     assert "no generation 7" in error.message
 
@@ -169,16 +175,24 @@ def test_pins_are_set_added_to_and_taken_back(
 
 
 @pytest.mark.parametrize(
-    "options",
+    ("options", "said"),
     [
-        [],
-        ["--off", "--chunk", "64"],
-        ["--decode-threads", "4", "--decode-cpus", "0-1"],
-        ["--decode-cpus", "big"],
+        ([], "what is to be fixed"),
+        (["--off", "--chunk", "64"], "--off and --chunk exclude each other"),
+        (["--from", "a.json", "--decode-threads", "2"], "--from and --decode-threads exclude each other"),
+        (["--from", "a.json", "--off"], "--from and --off exclude each other"),
+        (["--decode-threads", "0"], "--decode-threads 0: at least 1"),
+        (["--chunk", "-1"], "--chunk -1: at least 1"),
+        (["--decode-threads", "4", "--decode-cpus", "0-1"], "--decode-cpus 0-1 cannot be"),
+        (["--decode-cpus", "big"], "--decode-cpus big cannot be"),
+        (["--prefill-cpus", ""], "--prefill-cpus  cannot be"),
     ],
 )
-def test_a_pin_that_says_nothing_or_too_much_is_refused(cli: CliRunner, options: list[str]) -> None:
-    assert isinstance(refused(cli.invoke(app, ["strategy", "pin", "tiny-chat", *options])), ConfigError)
+def test_a_pin_that_says_nothing_or_too_much_is_refused(cli: CliRunner, options: list[str], said: str) -> None:
+    error = refused(cli.invoke(app, ["strategy", "pin", "tiny-chat", *options]))
+    assert isinstance(error, ConfigError)
+    assert said in error.message
+    assert error.hint
 
 
 def test_a_model_that_nothing_is_known_of_is_named_with_those_that_there_are(
@@ -195,11 +209,17 @@ def test_a_named_service_that_is_not_there_is_not_replaced_by_files(cli: CliRunn
     assert error.code == "service_unreachable"
 
 
-def test_reset_asks_first_and_wants_to_know_which(cli: CliRunner, service: FakeService) -> None:
-    service.strategies = None
-    assert cli.invoke(app, ["strategy", "reset", "tiny-chat"], input="n\n").exit_code == 1
-    assert isinstance(refused(cli.invoke(app, ["strategy", "reset"])), ConfigError)
-    assert isinstance(refused(cli.invoke(app, ["strategy", "reset", "tiny-chat", "--all"])), ConfigError)
+def test_reset_looks_then_asks_and_wants_to_know_which(
+    cli: CliRunner, service: FakeService, strategies: FakeStrategies, models: Path
+) -> None:
+    assert cli.invoke(app, ["strategy", "reset", "tiny-chat", *at(service)], input="n\n").exit_code == 1
+    assert strategies.reread_models == []
+    for where in (at(service), []):
+        result = cli.invoke(app, ["strategy", "reset", "tiny-chat", "nosuch", *where], input="y\n")
+        assert refused(result).code == ModelNotFound.code
+        assert "Forget" not in result.output
+    assert "which models" in refused(cli.invoke(app, ["strategy", "reset"])).message
+    assert "exclude" in refused(cli.invoke(app, ["strategy", "reset", "tiny-chat", "--all"])).message
 
 
 # --- without one ---
@@ -234,8 +254,19 @@ def test_without_a_service_its_files_are_changed(
     said(cli.invoke(app, ["strategy", "reset", "--all", "-y"]))
     assert dumps.load(learned.binding).learned is not None
     assert said(cli.invoke(app, ["strategy", "diff", "tiny-chat@1", str(file)])) == "No difference in 1 situation.\n"
+    assert "generation 1\n" in said(cli.invoke(app, ["strategy", "show", "tiny-chat@1"]))
     refused(cli.invoke(app, ["strategy", "export", "tiny-chat", "-o", str(file)]))
     assert said(cli.invoke(app, ["strategy", "export", "tiny-chat@1", "-o", str(file)]))
+
+
+def test_without_a_service_a_pin_that_this_machine_cannot_hold_is_refused(
+    cli: CliRunner, own_home: Path, models: Path
+) -> None:
+    for option in (["--decode-threads", "200"], ["--decode-cpus", "900-901"], ["--variant", "nosuch"]):
+        error = refused(cli.invoke(app, ["strategy", "pin", "tiny-chat", *option]))
+        assert error.code == "pin_invalid"
+        assert "on CPU " in error.hint
+    assert Dumps(own_home / "state").pinned(learned_here(models).binding) is None
 
 
 def test_files_are_bound_to_this_machine(cli: CliRunner, models: Path, tmp_path: Path) -> None:
@@ -264,6 +295,13 @@ def test_a_trained_table_is_installed_from_its_file(
     assert found is not None
     assert found.entries == (entry,)
     assert "many boards" in refused(cli.invoke(app, ["strategy", "diff", str(file), "tiny-chat"])).message
+    assert "exclude" in refused(cli.invoke(app, ["strategy", "reset", "--trained", "--all"])).message
+    assert "taken away" in said(cli.invoke(app, ["strategy", "reset", "--trained", "-y"]))
+    assert Dumps(own_home / "state").trained() is None
+    left = Dumps(own_home / "state").load(binding).learned
+    assert left is not None
+    assert left.entries == ()
+    assert "no trained table" in refused(cli.invoke(app, ["strategy", "reset", "--trained", "-y"])).message
 
 
 def test_a_file_that_is_not_there_or_storage_that_refuses_is_an_error_in_two_lines(

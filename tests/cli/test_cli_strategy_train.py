@@ -129,6 +129,9 @@ def test_a_file_that_is_left_out_is_told(recorded: Callable[..., Path], tmp_path
     result = run(recorded(), tmp_path / "torn.db", "-o", tmp_path / "t.json")
     assert result.exit_code == 0
     assert f"left out: {tmp_path / 'torn.db'}" in result.output
+    document = json.loads(run(recorded(), tmp_path / "torn.db", "--json").stdout)
+    assert [one["path"] for one in document["left_out"]] == [str(tmp_path / "torn.db")]
+    assert document["left_out"][0]["hint"]
 
 
 def test_records_of_one_way_to_run_teach_nothing_and_no_table_is_written(tmp_path: Path) -> None:

@@ -174,6 +174,23 @@ def test_a_folder_in_place_of_the_file_is_a_configuration_error(tmp_path: Path) 
         load(tmp_path, {})
 
 
+def test_the_bound_of_a_duration_has_its_unit() -> None:
+    with pytest.raises(ConfigError, match=r"cold_start_s is 2h, which is out of bounds: expected <= 3600 s \(1h\)\."):
+        load_text("policy: {cold_start_s: 2h}")
+    with pytest.raises(ConfigError, match=r"expected >= 10 s\."):
+        load_text("policy: {save_every_s: 1}")
+    with pytest.raises(ConfigError, match=r"expected <= 0\.5\. "):
+        load_text("policy: {least_gain: 1}")
+
+
+def test_a_field_test_with_a_share_needs_a_name() -> None:
+    with pytest.raises(ConfigError, match="no name") as raised:
+        load_text("policy: {field_test: {share: 0.5}}")
+    assert raised.value.param == "policy.field_test.name"
+    assert raised.value.hint
+    assert load_text("policy: {field_test: {name: autumn, share: 0.5}}").settings.policy.field_test.share == 0.5
+
+
 @pytest.mark.parametrize(
     ("percent", "words"),
     [("[70, 80]", "6 steps"), ("[70, 75, 75, 85, 90, 95]", "higher"), ("[70, 75, 80, 85, 90, 101]", "out of bounds")],

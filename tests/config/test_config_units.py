@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from magnitude.config.units import parse_duration, parse_size
+from magnitude.config.units import parse_duration, parse_size, with_unit
 
 
 @pytest.mark.parametrize(
@@ -17,6 +17,23 @@ def test_durations_are_read_in_seconds(text: str, seconds: float) -> None:
 def test_what_is_no_duration_is_refused_with_an_example(text: str) -> None:
     with pytest.raises(ValueError, match="write for example"):
         parse_duration(text)
+
+
+@pytest.mark.parametrize(
+    ("value", "key", "words"),
+    [
+        (3600.0, "cold_start_s", "3600 s (1h)"),
+        (604800.0, "half_life_s", "604800 s (7d)"),
+        (10.0, "save_every_s", "10 s"),
+        (0.0, "dwell_s", "0 s"),
+        (0.5, "x_ms", "0.5 ms"),
+        (64.0, "x_bytes", "64 bytes"),
+        (100.0, "x_percent", "100 %"),
+        (4096.0, "threads", "4096"),
+    ],
+)
+def test_a_bound_is_told_in_the_unit_of_its_key(value: float, key: str, words: str) -> None:
+    assert with_unit(value, key) == words
 
 
 @pytest.mark.parametrize(

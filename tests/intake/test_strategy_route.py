@@ -13,7 +13,7 @@ from magnitude.config import ApiKey, ServerSettings, Settings
 from magnitude.engine.session_spec import SessionSpec
 from magnitude.persist import sealed
 from magnitude.policy.dump_exchange import exported
-from magnitude.policy.learned import Choice, Entry
+from magnitude.policy.learned import Choice, Entry, Rejected
 from magnitude.policy.trained import SCHEMA, ModelTable, Proof, Trained
 
 ROUTE = "/v1/magnitude/strategy"
@@ -68,7 +68,11 @@ def test_an_import_is_taken_up_at_once_and_what_there_was_stays_as_a_generation(
     text = exported(learned_of("tiny-chat", samples=7), 3).decode()
     reply = service.post(ROUTE, {"import": text})
     assert reply.status_code == 200
-    assert reply.json() == {"models": ["tiny-chat"], "text": "tiny-chat: 1 situation imported as it is"}
+    assert reply.json() == {
+        "models": ["tiny-chat"],
+        "change": "imported",
+        "text": "tiny-chat: 1 situation imported as it is",
+    }
     assert strategies.reread_models == ["tiny-chat"]
     assert strategies.known["tiny-chat"].samples == 7
     assert strategies.known["tiny-chat"].entries[0].origin == "imported"
@@ -114,6 +118,33 @@ def test_a_trained_table_is_installed_for_every_model_that_it_fits(
     assert strategies.dumps.trained() == trained
 
 
+def test_a_trained_table_is_taken_away_with_what_was_not_measured(
+    service: InProcess, strategies: FakeStrategies
+) -> None:
+    del strategies.known["tiny-embed"]
+    strategies.known["zebra"] = learned_of("zebra")  # other weights
+    before = strategies.known["tiny-chat"]
+    chosen = Choice(session=SessionSpec(threads=1))
+    table = ModelTable(
+        board="pi5-bare",
+        model="tiny-chat",
+        model_hash="t" * 64,
+        entries=(Entry(part="decode", key="rows=9 cores=4 clock=0.9", chosen=chosen, origin="trained"),),
+        rejected=(Rejected(part="decode", key="rows=8 cores=4 clock=0.9", choice=chosen, reason="slow"),),
+    )
+    trained = Trained(tables=(table,), proof=Proof(tasks=1, files=1, boards=("pi5-bare",), tolerance=0.02))
+    assert service.post(ROUTE, {"reset": True, "trained": True}).status_code == 400  # there is none
+    assert service.post(ROUTE, {"import": sealed(trained, schema=SCHEMA).decode()}).status_code == 200
+    assert len(strategies.known["tiny-chat"].rejected) == 2
+    assert service.post(ROUTE, {"reset": True, "trained": True, "model": "tiny-chat"}).status_code == 400
+    reply = service.post(ROUTE, {"reset": True, "trained": True})
+    assert reply.json()["models"] == ["tiny-chat"]
+    assert "1 situation of it forgotten" in reply.json()["text"]
+    assert strategies.dumps.trained() is None
+    after = strategies.known["tiny-chat"]
+    assert (after.entries, after.rejected) == (before.entries, before.rejected)
+
+
 def test_a_reset_forgets_one_model_or_all(service: InProcess, strategies: FakeStrategies) -> None:
     assert service.post(ROUTE, {"reset": True, "model": "tiny-chat"}).status_code == 200
     assert strategies.known["tiny-chat"].entries == ()
@@ -134,7 +165,27 @@ def test_pins_add_up_until_they_are_taken_back(service: InProcess, strategies: F
     assert service.post(ROUTE, {"model": "tiny-chat", "unpin": True}).status_code == 200
     assert strategies.dumps.pinned(binding) is None
     assert strategies.reread_models == ["tiny-chat"] * 3
-    assert strategies.known["tiny-chat"].samples == 90  # reading the files again has lost nothing
+    assert strategies.dumps.kept(strategies.dumps.folder_of(binding)).dump is None  # a pin saves nothing
+
+
+def test_changes_one_after_the_other_are_one_generation_each(service: InProcess, strategies: FakeStrategies) -> None:
+    folder = strategies.dumps.folder_of(strategies.known["tiny-chat"].binding)
+    other = exported(learned_of("tiny-chat", samples=7), 3).decode()
+
+    def generation_after(body: dict[str, object]) -> int:
+        assert service.post(ROUTE, {"model": "tiny-chat", **body}).status_code == 200
+        dump = strategies.dumps.kept(folder).dump
+        return dump.generation if dump is not None else 0
+
+    assert generation_after({"import": other}) == 2  # what there was became the first
+    assert generation_after({"import": other}) == 2
+    assert generation_after({"reset": True}) == 3
+    assert generation_after({"reset": True}) == 3
+    for chunk in (64, 128):
+        assert generation_after({"pin": {"chunk": chunk}}) == 3
+    assert generation_after({"unpin": True}) == 3
+    strategies.known["tiny-chat"] = learned_of("tiny-chat", samples=8)
+    assert generation_after({"import": other}) == 4
 
 
 @pytest.mark.parametrize(
@@ -162,6 +213,26 @@ def test_what_is_not_understood_changes_nothing(
     assert reply.status_code == 400
     assert reply.json()["error"]["message"]
     assert (strategies.reread_models, strategies.held, strategies.known) == ([], [], before)
+
+
+@pytest.mark.parametrize(
+    ("model", "pinned", "hint"),
+    [
+        ("tiny-chat", {"decode": {"threads": 99}}, "up to 8 threads on CPU 0-7"),
+        ("tiny-chat", {"prefill": {"threads": 2, "cpus": [8, 9]}}, "CPU 0-7"),
+        ("tiny-chat", {"variant": "nosuch"}, "CPU 0-7"),
+        ("tiny-embed", {"decode": {"threads": 2}}, "CPU 0-7"),
+        ("tiny-embed", {"chunk": 64}, "CPU 0-7"),
+    ],
+)
+def test_a_pin_that_cannot_hold_here_is_refused_with_what_there_is(
+    service: InProcess, strategies: FakeStrategies, model: str, pinned: dict[str, object], hint: str
+) -> None:
+    reply = service.post(ROUTE, {"model": model, "pin": pinned})
+    assert reply.status_code == 400
+    assert reply.json()["error"]["code"] == "pin_invalid"
+    assert hint in reply.json()["error"]["hint"]
+    assert strategies.dumps.pinned(strategies.known[model].binding) is None
 
 
 @pytest.mark.parametrize("query", ["model=zebra", "generation=1", "model=tiny-chat&generation=x"])

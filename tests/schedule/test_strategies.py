@@ -20,7 +20,7 @@ from magnitude.engine.session_messages import Probe as ProbeRuns
 from magnitude.engine.session_messages import SessionPrepared
 from magnitude.feedback.records import TaskRecord
 from magnitude.policy.dumps import Dumps
-from magnitude.policy.learned import Binding, Choice, Entry, Learned
+from magnitude.policy.learned import Binding, Choice, Learned
 from magnitude.policy.pinned import Pinned
 from magnitude.policy.rules import ModelFacts, Rules
 from magnitude.policy.terms import (
@@ -384,14 +384,20 @@ def test_what_a_person_has_fixed_is_pinned_from_the_start_and_when_it_is_changed
         assert house.choosers["m"].pinned == {"decode": Choice(session=TWO)}
         assert [one.kind for one in house.strategies.state()["m"].decisions] == ["pinned"]
         house.store.pin = None
-        await house.strategies.reread("m")
+        await house.strategies.reread("m", "unpinned")
         assert house.choosers["m"].pinned == {}
-        assert house.choosers["m"].reloaded == []  # what was learned has not changed
-        entry = Entry(part="decode", key="rows=1 cores=2 clock=0.9", chosen=Choice(session=TWO))
-        house.store.learned = Learned(binding=BINDING, entries=(entry,))
-        await house.strategies.reread("m")
+        assert house.choosers["m"].reloaded == []  # a pin is nothing that was learned
+        await house.strategies.reread("m", "imported")
         assert len(house.choosers["m"].reloaded) == 1
-        await house.strategies.reread("unknown")
+        await house.strategies.reread("m", "reset")
+        await house.strategies.reread("unknown", "reset")
+        said = [(one.kind, one.from_id, one.to_id) for one in reversed(house.strategies.state()["m"].decisions)]
+        assert said == [
+            ("pinned", "", "answers by 2 threads"),
+            ("unpinned", "answers by 2 threads, weights of gone", ""),
+            ("imported", "0 situations", "0 situations"),
+            ("reset", "0 situations", "0 situations"),
+        ]
 
     play(house, scenario)
 

@@ -51,6 +51,7 @@ def test_figures_of_a_simulated_board_are_bound_to_it_alone() -> None:
 
 def test_without_a_test_no_device_takes_part() -> None:
     assert field_test_of(Settings()).arm == ""
+    assert field_test_of(Settings(policy=PolicySettings(field_test=FieldTestSettings(name="autumn")))).share == 0.5
     everybody = PolicySettings(field_test=FieldTestSettings(name="autumn", share=1.0))
     part = field_test_of(Settings(policy=everybody))
     assert (part.arm == "on") != bool(part.reason)

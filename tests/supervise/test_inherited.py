@@ -5,7 +5,6 @@ import logging
 import os
 import socket
 from collections.abc import Iterator
-from pathlib import Path
 
 import pytest
 
@@ -16,7 +15,7 @@ class HandedOver:
     """Descriptors in a row, as a service manager leaves them behind: a listening socket, memory, memory."""
 
     def __init__(self) -> None:
-        self.first_fd = 16 + max(int(entry.name) for entry in Path("/proc/self/fd").iterdir())  # they are free
+        self.first_fd = 700  # free in any test run
         listening = socket.create_server(("127.0.0.1", 0))
         for number, fd in enumerate((listening.detach(), os.memfd_create("kv"), os.memfd_create("table"))):
             os.dup2(fd, self.first_fd + number, inheritable=True)
@@ -84,7 +83,7 @@ def test_variables_that_are_not_for_us_are_ignored_and_removed(given: HandedOver
 
 
 def test_a_descriptor_that_is_not_open_costs_only_itself(given: HandedOver, caplog: pytest.LogCaptureFixture) -> None:
-    os.close(given.first_fd + 1)
+    os.close(701)
     with caplog.at_level(logging.WARNING):
         found = take_inherited(given.environ(LISTEN_FDNAMES="a:b:c"), given.first_fd)
     assert [(one.name, one.fd) for one in found] == [("a", 700), ("c", 702)]

@@ -97,7 +97,7 @@ async def pin(service: StruckService, session: SessionSpec | None) -> None:
     binding = strategies.learned()[MODEL].binding
     pinned = Pinned(board=binding.board, model=MODEL, decode=session, prefill=session) if session else None
     assert strategies.dumps.pin(binding, pinned)
-    await strategies.reread(MODEL)
+    await strategies.reread(MODEL, "pinned" if session else "unpinned")
 
 
 def in_force(service: StruckService) -> SessionSpec:

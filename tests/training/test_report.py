@@ -71,6 +71,16 @@ def test_a_refused_table_says_so_first(tmp_path: Path, name: str) -> None:
     assert "loses 5.0% of the time" in said
 
 
+@pytest.mark.parametrize("name", ["report.md", "report.html"])
+def test_where_nothing_was_learned_the_report_praises_nothing(tmp_path: Path, name: str) -> None:
+    nothing = Trained(proof=Proof(tasks=12, files=1, boards=("pi5",), tolerance=0.02))
+    write_report(tmp_path / name, nothing)
+    said = (tmp_path / name).read_text("utf-8")
+    assert "Nothing was learned" in said
+    for part in ("Trained table", "loses nowhere", nothing.trained_id, "Expected gain"):
+        assert part not in said
+
+
 def test_a_name_from_a_record_is_text_in_the_page(tmp_path: Path) -> None:
     write_report(tmp_path / "r.html", trained(model="<script>alert(1)</script>"))
     said = (tmp_path / "r.html").read_text("utf-8")

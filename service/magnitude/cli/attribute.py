@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from magnitude.cli.options import ConfigOption, JsonOption, KeyOption, UrlOption, reach_service
-from magnitude.errors import MagnitudeError
+from magnitude.errors import ConfigError, MagnitudeError
 
 if TYPE_CHECKING:
     from magnitude.board.energy_meter import EnergyMeter
@@ -63,6 +63,13 @@ def attribute(
     from magnitude.cli.client import connect
     from magnitude.policy.attribution import attribute as compare
 
+    learn_min = minutes / 5 if learn is None else learn
+    if learn_min >= minutes:
+        raise ConfigError(
+            f"{learn_min:g} min to learn of {minutes:g} min leave nothing to measure",
+            hint="Give fewer with --learn, or more with --minutes",
+            param="--learn",
+        )
     if plot is not None:
         from magnitude.simulate.plot import can_plot
 
@@ -74,7 +81,6 @@ def attribute(
         address = client.address
         proof = Proof(lambda: connect([address], api_key), asked, looped, meter=meter, profile=profile)
         requests = sum(map(len, asked))
-        learn_min = minutes / 5 if learn is None else min(learn, minutes)
         typer.echo(f"the loop learns the work for {learn_min:.1f} min", err=True)
         with interrupted_is_enough():
             proof.run(

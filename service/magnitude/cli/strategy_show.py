@@ -29,7 +29,8 @@ def register_strategy(group: typer.Typer) -> None:
 def show(
     *,
     model: Annotated[
-        str, typer.Argument(help="Name of the model, or the first digits of its hash (all models).")
+        str,
+        typer.Argument(help="Model, by name or the first digits of its hash; MODEL@3 for a generation (all models)."),
     ] = "",
     folder: ModelsFolderOption = None,
     config: ConfigOption = None,
@@ -43,10 +44,10 @@ def show(
     """
     import msgspec
 
-    from magnitude.cli.strategy_source import open_source
+    from magnitude.cli.strategy_source import open_source, shown_at
 
     with open_source(config, url, api_key, folder) as source:
-        found = source.shown(model)
+        found = shown_at(source, model)
         where = source.where
     if as_json:
         typer.echo(json.dumps(msgspec.to_builtins(found), indent=2))

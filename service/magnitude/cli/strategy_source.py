@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import os
 from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
@@ -19,7 +20,7 @@ if TYPE_CHECKING:
     from magnitude.policy.dump_exchange import Shown
     from magnitude.policy.dumps import Dump
     from magnitude.policy.learned import Binding, Learned
-    from magnitude.policy.pinned import Pinned
+    from magnitude.policy.pinned import Means, Pinned
 
 PATH = "/v1/magnitude/strategy"
 
@@ -33,6 +34,10 @@ class Source(Protocol):
         """What is known of all models, or of that one: by name, or by the first digits of its hash."""
         ...
 
+    def look_for(self, model: str) -> None:
+        """Whether strategies of it can be changed. Raises `ModelNotFound` where not."""
+        ...
+
     def generation(self, model: str, number: int) -> Dump: ...
 
     def import_file(self, data: bytes, name: str, *, model: str, as_prior: bool) -> Changed: ...
@@ -40,6 +45,8 @@ class Source(Protocol):
     def reset(self, models: tuple[str, ...]) -> Changed:
         """Empty: all models."""
         ...
+
+    def reset_trained(self) -> Changed: ...
 
     def pin(self, model: str, pinned: Pinned | None) -> Changed: ...
 
@@ -76,6 +83,11 @@ class ServiceSource:
         found = msgspec.convert(self._client.get(PATH)["data"], list[Shown])
         return _named(found, model) if model else found
 
+    def look_for(self, model: str) -> None:
+        from urllib.parse import urlencode
+
+        self._client.get(f"{PATH}?{urlencode({'model': model})}")  # knows aliases too
+
     def generation(self, model: str, number: int) -> Dump:
         from urllib.parse import urlencode
 
@@ -96,6 +108,9 @@ class ServiceSource:
         changed = [self._change({"reset": True, "model": model}) for model in models]
         text = "\n".join(each.text for each in changed)
         return msgspec.structs.replace(changed[-1], models=models, text=text)
+
+    def reset_trained(self) -> Changed:
+        return self._change({"reset": True, "trained": True})
 
     def pin(self, model: str, pinned: Pinned | None) -> Changed:
         body: dict[str, Any] = {"unpin": True} if pinned is None else {"pin": msgspec.to_builtins(pinned)}
@@ -123,6 +138,11 @@ class FileSource:
         found = [shown for kept in self._dumps.all() if (shown := shown_of(kept)) is not None]
         return _named(found, model) if model else found
 
+    def look_for(self, model: str) -> None:
+        from magnitude.policy.dump_changes import known_of
+
+        known_of(self._known(), model)
+
     def generation(self, model: str, number: int) -> Dump:
         for shown in self.shown(model):
             dump = self._dumps.generation(Path(shown.folder), number)
@@ -145,10 +165,37 @@ class FileSource:
         known = self._known()
         return reset(self._writable(), known, models or tuple(known))
 
+    def reset_trained(self) -> Changed:
+        from magnitude.policy.dump_changes import reset_trained
+
+        return reset_trained(self._writable(), self._known())
+
     def pin(self, model: str, pinned: Pinned | None) -> Changed:
         from magnitude.policy.dump_changes import pin
 
-        return pin(self._writable(), self._known(), model, pinned)
+        return pin(self._writable(), self._known(), model, pinned, self._means(model))
+
+    def _means(self, model: str) -> Means | None:
+        """What a service here would run the model by; None where it is not here."""
+        from magnitude.board.cpu import cpu_quota, engine_cpus, topology
+        from magnitude.board.roots import HostRoots
+        from magnitude.models.catalogue import BrokenModel, scan
+        from magnitude.models.variants import variants_of
+        from magnitude.policy.pinned import Means
+
+        found = [each for each in scan(self._models) if not isinstance(each, BrokenModel)]
+        described = next((each for each in found if each.name == model), None)
+        if described is None:
+            return None
+        roots = HostRoots()
+        cpus = engine_cpus(topology(roots), os.sched_getaffinity(0), cpu_quota(roots))
+        return Means(
+            cpus=cpus.cores,
+            usable=cpus.usable,
+            graphs=described.graphs,
+            variants=tuple(variant.name for variant in variants_of(described, found)),
+            decodes=described.kind == "decoder",
+        )
 
     def _writable(self) -> Any:
         with contextlib.suppress(OSError):  # what cannot be made is said when something is written there
@@ -231,7 +278,25 @@ def learned_at(source: Source, reference: str) -> Learned:
         raise RequestError(
             f"{path} is a trained table of many boards, no dump", hint="Import it; then compare generations"
         )
+    return shown_at(source, reference)[0].learned
+
+
+def shown_at(source: Source, reference: str) -> list[Shown]:
+    """All models (""), MODEL as it is now, or MODEL@3 as that generation was. Raises `MagnitudeError`."""
     model, _, number = reference.rpartition("@")
-    if model and number.isdecimal():
-        return source.generation(model, int(number)).learned
-    return source.shown(reference)[0].learned
+    if not model or not (number.isascii() and number.isdecimal()):
+        return source.shown(reference)
+    dump = source.generation(model, int(number))
+    found, weights = source.shown(model), dump.learned.binding.model_hash
+    now = next((one for one in found if one.learned.binding.model_hash == weights), found[0])
+    return [
+        msgspec.structs.replace(
+            now,
+            learned=dump.learned,
+            generation=dump.generation,
+            generations=(),
+            retired=(),
+            pinned=None,
+            running=None,
+        )
+    ]

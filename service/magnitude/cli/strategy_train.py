@@ -95,12 +95,12 @@ def train(
 
         plot_gains(trained.proof.gains, tolerance, plot)
     if as_json:
-        _as_json(trained)
+        _as_json(trained, found.skipped)
     else:
         _show(trained, found.skipped)
     if trained.proof.losses:
         raise typer.Exit(EXIT_REFUSED)
-    if not trained.tables and trained.tree is None:
+    if trained.empty:
         raise NothingLearned(
             "nothing was learned: no situation was run both as the model was loaded and otherwise, often enough",
             hint="Record for longer with the strategy loop on, or over more devices",
@@ -124,10 +124,11 @@ def _can_train() -> None:
         ) from error
 
 
-def _as_json(trained: Trained) -> None:
+def _as_json(trained: Trained, skipped: tuple[Skipped, ...]) -> None:
     import msgspec
 
-    typer.echo(msgspec.json.format(msgspec.json.encode(trained), indent=2).decode())
+    document = {**msgspec.to_builtins(trained), "left_out": skipped}
+    typer.echo(msgspec.json.format(msgspec.json.encode(document), indent=2).decode())
 
 
 def _show(trained: Trained, skipped: tuple[Skipped, ...]) -> None:
@@ -151,7 +152,8 @@ def _show(trained: Trained, skipped: tuple[Skipped, ...]) -> None:
     if proof.gains:
         Console(highlight=False, soft_wrap=True, width=200).print(table, markup=False)
     entries = sum(len(one.entries) for one in trained.tables)
-    typer.echo(f"{count(entries, 'situation')} in {count(len(trained.tables), 'table')}")
+    if not trained.empty:  # the error that follows says so
+        typer.echo(f"{count(entries, 'situation')} in {count(len(trained.tables), 'table')}")
     for line in _rejected(trained):
         typer.echo(line)
     if trained.tree is not None:

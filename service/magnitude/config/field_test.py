@@ -18,5 +18,6 @@ class FieldTestSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknow
         ),
     ] = ""
     share: Annotated[
-        float, Meta(ge=0, le=1, description="Share of the devices whose strategy loop runs during the test.")
-    ] = 0.5
+        Annotated[float, Meta(ge=0, le=1)] | None,
+        Meta(description="Share of the devices whose strategy loop runs during the test. Unset: half of them."),
+    ] = None

@@ -127,6 +127,13 @@ def _check(settings: Settings) -> None:
             hint="Write for example [78, 82, 86, 90, 93, 96], or [] for the defaults",
             param="memory.thresholds_percent",
         )
+    test = settings.policy.field_test
+    if test.share is not None and not test.name:
+        raise ConfigError(
+            "policy.field_test has a share but no name: no device would take part",
+            hint='Add a name that this test alone has, for example `name: "autumn"`, or take the share out',
+            param="policy.field_test.name",
+        )
     power = settings.power
     wrong = wrong_percents(power.battery_saving_percent, power.battery_least_percent)
     if wrong is not None:

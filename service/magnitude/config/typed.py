@@ -10,7 +10,7 @@ import msgspec
 from msgspec import inspect
 
 from magnitude.config.document import ListNode, MapNode, Node, Place, Scalar
-from magnitude.config.units import parse_duration, parse_size
+from magnitude.config.units import parse_duration, parse_size, with_unit
 from magnitude.errors import ConfigError
 
 T = TypeVar("T")
@@ -28,7 +28,7 @@ def build(root: MapNode, type_: type[T]) -> T:
         path = _parse_path(where.strip("`"))
         place = _place_of(root, path)
         raise ConfigError(
-            f"{place}: {_dotted(path)} is {_written(root, path)}, which is out of bounds: {_bound(what)}",
+            f"{place}: {_dotted(path)} is {_written(root, path)}, which is out of bounds: {_bound(what, path)}",
             hint=f"Change {_dotted(path)}",
             param=_dotted(path),
         ) from error
@@ -154,9 +154,11 @@ def _describe(node: Node) -> str:
     return "nothing" if node.kind == "null" else f"{kinds[node.kind]} {node.written!r}"
 
 
-def _bound(what: str) -> str:
-    """The library's words for a bound, without its names for types."""
-    return re.sub(r"^Expected `\w+`\s*", "expected ", what).replace("expected matching", "it must match")
+def _bound(what: str, path: Path) -> str:
+    """The library's words for a bound, without its names for types, in the unit of the key."""
+    words = re.sub(r"^Expected `\w+`\s*", "expected ", what).replace("expected matching", "it must match")
+    key = next((part for part in reversed(path) if isinstance(part, str)), "")
+    return re.sub(r"(?<=[<>=] )[0-9.]+$", lambda number: with_unit(float(number[0]), key), words)
 
 
 def _parse_path(text: str) -> Path:

@@ -30,6 +30,17 @@ def parse_duration(text: str) -> float:
     return total_s
 
 
+def with_unit(value: float, key: str) -> str:
+    """A number as a message names it, in the unit in which a key's name ends: "3600 s (1h)", "500 ms", "64 bytes"."""
+    number = f"{value:.0f}" if value == int(value) else f"{value:g}"
+    suffix = key.rpartition("_")[2] if "_" in key else ""
+    if suffix == "s":
+        unit = next((unit for unit in ("d", "h", "min") if value and value % _DURATION_S[unit] == 0), None)
+        return f"{number} s ({value / _DURATION_S[unit]:.0f}{unit})" if unit else f"{number} s"
+    units = {"ms": " ms", "bytes": " bytes", "percent": " %", "c": " °C"}
+    return number + units.get(suffix, "")
+
+
 def parse_size(text: str) -> int:
     """Bytes of `text`. A bare K, M or G is refused: half of the world reads it as 1000, half as 1024."""
     part = _PART.fullmatch(text)

@@ -15,7 +15,7 @@ from magnitude.intake.body import read_json
 from magnitude.intake.context import Context, context_of
 from magnitude.intake.fields import Fields
 from magnitude.intake.replies import json_reply
-from magnitude.policy.dump_changes import Changed, import_file, pin, reset
+from magnitude.policy.dump_changes import Changed, import_file, pin, reset, reset_trained
 from magnitude.policy.dump_exchange import Retired, Shown
 from magnitude.policy.learned import Learned
 from magnitude.policy.pinned import Pinned
@@ -55,28 +55,33 @@ class Strategies(HTTPEndpoint):
         model = _name_of(request, known, named) if named else ""
         changed = await asyncio.to_thread(_change, control, known, asked[0], fields, model)
         for name in changed.models:
-            await control.reread(name)
+            await control.reread(name, changed.change)
         return json_reply(changed)
 
 
 def _change(control: StrategyControl, known: dict[str, Learned], action: str, fields: Fields, model: str) -> Changed:
-    """In a thread: it writes files. What was learned since the last save is saved first, so that reading the files
-    again loses nothing."""
-    if action != "import" and not model and not (action == "reset" and fields.boolean("all")):
-        raise fields.wrong("model", "is missing", hint="Name one, or reset with all: true.")
+    """In a thread: it writes files. What was learned since the last save is saved first where the files are read
+    again, so that nothing is lost."""
+    of_all = action == "reset" and (fields.boolean("all") or fields.boolean("trained"))
+    if action != "import" and not model and not of_all:
+        raise fields.wrong("model", "is missing", hint="Name one, or reset with all: true or trained: true.")
+    if model and of_all:
+        raise fields.wrong("model", "excludes all and trained")
     for name in [model] if model else known:
-        if known[name].entries:
+        if action in ("import", "reset") and known[name].entries:
             control.dumps.save(known[name])
     if action == "import":
         data = fields.text("import").encode()
         return import_file(control.dumps, known, data, "the file", model=model, as_prior=fields.boolean("as_prior"))
     if action in ("reset", "unpin") and not fields.boolean(action):
         raise fields.wrong(action, "must be true")
+    if action == "reset" and fields.boolean("trained"):
+        return reset_trained(control.dumps, known)
     if action == "reset":
         return reset(control.dumps, known, (model,) if model else tuple(known))
     if action == "unpin":
         return pin(control.dumps, known, model, None)
-    return pin(control.dumps, known, model, _pinned(fields, known[model]))
+    return pin(control.dumps, known, model, _pinned(fields, known[model]), control.means(model))
 
 
 def _pinned(fields: Fields, learned: Learned) -> Pinned:

@@ -6,27 +6,31 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from typing import Literal
 
 import msgspec
 
 from magnitude.errors import MagnitudeError, ModelNotFound, RequestError
 from magnitude.policy.drift import HASH_DIGITS
-from magnitude.policy.dump_exchange import merged, parsed, taken
+from magnitude.policy.dump_exchange import merged, parsed, taken, without
 from magnitude.policy.dumps import Dump, Dumps
 from magnitude.policy.learned import Learned
-from magnitude.policy.pinned import Pinned
+from magnitude.policy.pinned import Means, Pinned, possible
 from magnitude.policy.trained import Trained
 
 # More threads than any board has cores, and pieces beyond what a prompt's run is ever given.
 MOST_THREADS, LEAST_CHUNK, MOST_CHUNK = 256, 8, 4096
 
 Known = Mapping[str, Learned]
+Change = Literal["imported", "reset", "pinned", "unpinned"]
 
 
 class Changed(msgspec.Struct, frozen=True, kw_only=True):
-    """`models` must be read again by whoever runs them; `text` says what was done."""
+    """`models` must be read again by whoever runs them: of "pinned" and "unpinned" only what is fixed. `text` says
+    what was done."""
 
     models: tuple[str, ...]
+    change: Change
     text: str
 
 
@@ -48,23 +52,44 @@ def import_file(dumps: Dumps, known: Known, data: bytes, name: str, *, model: st
 def reset(dumps: Dumps, known: Known, models: tuple[str, ...]) -> Changed:
     """Forget what was learned of these; the generation before stays. Raises `ModelNotFound` and `NotKept`."""
     for model in models:
-        _kept(dumps, dumps.reset(_of(known, model).binding))
-    return Changed(models=models, text=f"{', '.join(models)}: learned strategies are reset")
+        _kept(dumps, dumps.reset(known_of(known, model).binding))
+    return Changed(models=models, change="reset", text=f"{', '.join(models)}: learned strategies are reset")
 
 
-def pin(dumps: Dumps, known: Known, model: str, pinned: Pinned | None) -> Changed:
-    """Fix parts, besides those that are fixed already; None: fix nothing any more. Raises `RequestError` for values
-    that can not be, `ModelNotFound` and `NotKept`."""
-    binding = _of(known, model).binding
+def reset_trained(dumps: Dumps, known: Known) -> Changed:
+    """Take the installed table away, and of each model what came from it and was not measured here. Raises
+    `RequestError` where none is installed, and `NotKept`."""
+    trained = dumps.trained()
+    if trained is None:
+        raise RequestError("no trained table is installed", hint="`magnitude strategy import TABLE` installs one")
+    _kept(dumps, dumps.install(None))
+    lines = [f"trained table {trained.trained_id[:HASH_DIGITS]} is taken away"]
+    if trained.tree is not None:
+        lines.append(f"its tree {trained.tree.name} decides until the next start")
+    changed = []
+    for model, learned in known.items():
+        left = without(learned, trained.learned_for(learned.binding))
+        if left != learned:
+            _kept(dumps, dumps.replace(left))
+            changed.append(model)
+            gone = len(learned.entries) - len(left.entries)
+            lines.append(f"{model}: {gone} situation{'' if gone == 1 else 's'} of it forgotten")
+    return Changed(models=tuple(changed), change="reset", text="\n".join(lines))
+
+
+def pin(dumps: Dumps, known: Known, model: str, pinned: Pinned | None, means: Means | None = None) -> Changed:
+    """Fix parts, besides those that are fixed already; None: fix nothing any more. `means` is what there is to run
+    the model by, None: not known yet. Raises `RequestError` for what can not be, `ModelNotFound` and `NotKept`."""
+    binding = known_of(known, model).binding
     if pinned is None:
         _kept(dumps, dumps.pin(binding, None))
-        return Changed(models=(model,), text=f"{model}: nothing is fixed any more")
-    _check(pinned)
+        return Changed(models=(model,), change="unpinned", text=f"{model}: nothing is fixed any more")
+    _check(pinned, means)
     before = dumps.pinned(binding)
     both = pinned if before is None else _over(before, pinned)
     both = msgspec.structs.replace(both, board=binding.board, model=binding.model)
     _kept(dumps, dumps.pin(binding, both))
-    return Changed(models=(model,), text=f"{model}: fixed are {both.in_words}")
+    return Changed(models=(model,), change="pinned", text=f"{model}: fixed are {both.in_words}")
 
 
 def _import(dumps: Dumps, known: Known, dump: Dump, model: str, *, as_prior: bool) -> Changed:
@@ -79,11 +104,12 @@ def _import(dumps: Dumps, known: Known, dump: Dump, model: str, *, as_prior: boo
                 param="model",
             )
         model = fitting[0]
-    learned = taken(dump.learned, _of(known, model).binding, as_prior=as_prior)
+    learned = taken(dump.learned, known_of(known, model).binding, as_prior=as_prior)
     _kept(dumps, dumps.replace(learned))
     how = "as a hint" if as_prior else "as it is"
     count = len(learned.entries)
-    return Changed(models=(model,), text=f"{model}: {count} situation{'' if count == 1 else 's'} imported {how}")
+    text = f"{model}: {count} situation{'' if count == 1 else 's'} imported {how}"
+    return Changed(models=(model,), change="imported", text=text)
 
 
 def _install(dumps: Dumps, known: Known, trained: Trained) -> Changed:
@@ -100,10 +126,11 @@ def _install(dumps: Dumps, known: Known, trained: Trained) -> Changed:
         added = len(both.entries) - len(learned.entries)
         _kept(dumps, dumps.replace(both))
         lines.append(f"{model}: {added} of its {len(table.entries)} situations were not known here")
-    return Changed(models=tuple(known), text="\n".join(lines))
+    return Changed(models=tuple(known), change="imported", text="\n".join(lines))
 
 
-def _of(known: Known, model: str) -> Learned:
+def known_of(known: Known, model: str) -> Learned:
+    """What is learned of it. Raises `ModelNotFound`."""
     if model not in known:
         raise ModelNotFound(
             f"there is no model {model!r} of which strategies are learned here",
@@ -129,7 +156,7 @@ def _over(before: Pinned, new: Pinned) -> Pinned:
     )
 
 
-def _check(pinned: Pinned) -> None:
+def _check(pinned: Pinned, means: Means | None) -> None:
     if pinned.empty:
         raise RequestError("nothing is named that should be fixed", hint="Name threads, a piece or a variant")
     for session in (pinned.decode, pinned.prefill):
@@ -138,4 +165,8 @@ def _check(pinned: Pinned) -> None:
     if pinned.chunk and not LEAST_CHUNK <= pinned.chunk <= MOST_CHUNK:
         raise RequestError(
             f"prompts cannot enter in pieces of {pinned.chunk}", hint=f"Give {LEAST_CHUNK} to {MOST_CHUNK} tokens"
+        )
+    if means is not None and (lost := possible(pinned, means)[1]):
+        raise RequestError(
+            f"this cannot be fixed: {'; '.join(lost)}", hint=f"There is: {means.in_words}", code="pin_invalid"
         )

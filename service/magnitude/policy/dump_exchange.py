@@ -141,6 +141,17 @@ def merged(measured: Learned, table: Learned) -> Learned:
     )
 
 
+def without(learned: Learned, table: Learned | None) -> Learned:
+    """`learned` without what `merged` took over and nobody has measured here since; `table` is what it was merged
+    with (None: no table fits)."""
+    rejected = table.rejected if table is not None else ()
+    return msgspec.structs.replace(
+        learned,
+        entries=tuple(entry for entry in learned.entries if entry.origin != "trained"),
+        rejected=tuple(one for one in learned.rejected if one not in rejected),
+    )
+
+
 def pin_from(data: bytes, name: str, binding: Binding) -> Pinned:
     """A pin from a file: a strategy, a pin, or a dump, of which the choice that is known best counts for each part.
     Raises `RequestError`."""
@@ -159,9 +170,10 @@ def pin_from(data: bytes, name: str, binding: Binding) -> Pinned:
             return Pinned(
                 board=binding.board,
                 model=binding.model,
-                decode=strategy.decode,
+                # Encoders have strategies of the same shape, but nothing in them decodes.
+                decode=strategy.decode if strategy.max_batch else None,
                 prefill=strategy.prefill,
-                chunk=strategy.prefill_chunk,
+                chunk=strategy.prefill_chunk if strategy.max_batch else 0,
                 variant=strategy.variant,
             )
         here = {"board": binding.board, "model": binding.model}

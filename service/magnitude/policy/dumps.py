@@ -2,10 +2,11 @@
 
 `learned.json` is what counts, with the generation before it (`.bak`). Each run of the service that learned something,
 each import and each reset begins a new numbered generation, and the one before stays as `generation-7.json`: a few
-of them, and few bytes. What was learned with another runtime or another CPU is kept as `retired-7.json`, and comes
-back with it. `pin.json` is what a person has fixed. `STATE/strategies/trained.json` was trained off the device, for
-many boards. All of it is checked when read and written whole or not at all
-(`persist`), so that a power cut costs at most the last save. Nothing here raises for the storage's sake.
+of them, and few bytes. The same content again begins none. What was learned with another runtime or another CPU is
+kept as `retired-7.json`, and comes back with it. `pin.json` is what a person has fixed.
+`STATE/strategies/trained.json` was trained off the device, for many boards. All of it is checked when read and
+written whole or not at all (`persist`), so that a power cut costs at most the last save. Nothing here raises for the
+storage's sake.
 """
 
 from __future__ import annotations
@@ -102,8 +103,9 @@ class Dumps:
         """What is known under that binding. What belongs to another one is retired, and said so in the log."""
         folder = self.folder_of(binding)
         with self._alone():
-            self._begun.discard(folder)
             current = self._current(folder)
+            if current is None or current.generation != self._seen.get(folder):
+                self._begun.discard(folder)  # another's: what this run learns is a generation of its own
             self._seen[folder] = current.generation if current else 0
             if current is not None and holds(current.learned.binding, binding):
                 return Found(learned=_named(current.learned, binding))
@@ -137,7 +139,7 @@ class Dumps:
                     extra={"fields": {"model": learned.binding.model, "folder": str(folder)}},
                 )
                 return False
-            if folder in self._begun and current is not None:
+            if current is not None and (folder in self._begun or _alike(current.learned, learned)):
                 return self._write(folder, learned, current.generation)
             return self._begin(folder, learned, current)
 
@@ -151,7 +153,10 @@ class Dumps:
         """Let `learned` count from now on, whatever there was, which stays as a numbered generation."""
         folder = self.folder_of(learned.binding)
         with self._alone():
-            return self._begin(folder, learned, self._peek(folder / CURRENT))
+            current = self._peek(folder / CURRENT)
+            if current is not None and _alike(current.learned, learned):
+                return self._write(folder, learned, current.generation)
+            return self._begin(folder, learned, current)
 
     def reset(self, binding: Binding) -> bool:
         """Begin anew; what there was stays as a numbered generation."""
@@ -369,6 +374,11 @@ def bounded(learned: Learned, most_bytes: int = MOST_DUMP_BYTES) -> Learned:
 
 
 _NO_BINDING = Binding(board="", model="", model_hash="", ort_version="")
+
+
+def _alike(one: Learned, other: Learned) -> bool:
+    """But for when they were saved."""
+    return msgspec.structs.replace(one, saved_at_s=other.saved_at_s) == other
 
 
 def _named(learned: Learned, binding: Binding) -> Learned:

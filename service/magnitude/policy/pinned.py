@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection
+from collections.abc import Callable
 
 import msgspec
 
@@ -42,35 +42,57 @@ class Pinned(msgspec.Struct, frozen=True, kw_only=True):
         return ", ".join(parts) or "nothing"
 
 
-def possible(
-    pinned: Pinned, *, graphs: Collection[str], cpus: Collection[int], variants: Collection[str]
-) -> tuple[Pinned, tuple[str, ...]]:
-    """What can be kept of it where there are these graphs of the model, CPUs and variants, and in words what cannot:
-    a pin outlives the weights and the runtime that it was made for."""
+class Means(msgspec.Struct, frozen=True, kw_only=True):
+    """What there is to run a model by: CPUs by number of which `usable` may be used at once (quota), further graphs
+    of its, variants, and whether it decodes at all."""
+
+    cpus: tuple[int, ...]
+    usable: int
+    graphs: tuple[str, ...] = ()
+    variants: tuple[str, ...] = ()
+    decodes: bool = True
+
+    @property
+    def in_words(self) -> str:
+        """For hints."""
+        parts = [f"up to {self.usable} thread{'' if self.usable == 1 else 's'} on CPU {cpu_list(self.cpus)}"]
+        parts += [f"{what} {', '.join(names)}" for what, names in self._named if names]
+        return "; ".join(parts)
+
+    @property
+    def _named(self) -> tuple[tuple[str, tuple[str, ...]], ...]:
+        return ("graphs", self.graphs), ("variants", self.variants)
+
+
+def possible(pinned: Pinned, means: Means) -> tuple[Pinned, tuple[str, ...]]:
+    """What can be kept of it, and in words what cannot: a pin outlives the weights, the runtime and the CPUs that it
+    was made for."""
     lost: list[str] = []
-    kept = {
-        "decode": _possible(pinned.decode, "answers", graphs, cpus, lost),
-        "prefill": _possible(pinned.prefill, "prompts", graphs, cpus, lost),
-    }
-    variant = pinned.variant
-    if variant and variant not in variants:
-        lost.append(f"weights of {variant}: there is no such variant any more")
+    decode, chunk, variant = pinned.decode, pinned.chunk, pinned.variant
+    if not means.decodes and (decode is not None or chunk):
+        lost.append("answers and pieces of prompts: the model does not decode")
+        decode, chunk = None, 0
+    if variant and variant not in means.variants:
+        lost.append(f"weights of {variant}: there is no such variant")
         variant = None
-    return msgspec.structs.replace(pinned, variant=variant, **kept), tuple(lost)
+    decode = _possible(decode, "answers", means, lost)
+    prefill = _possible(pinned.prefill, "prompts", means, lost)
+    return msgspec.structs.replace(pinned, decode=decode, prefill=prefill, chunk=chunk, variant=variant), tuple(lost)
 
 
-def _possible(
-    session: SessionSpec | None, what: str, graphs: Collection[str], cpus: Collection[int], lost: list[str]
-) -> SessionSpec | None:
+def _possible(session: SessionSpec | None, what: str, means: Means, lost: list[str]) -> SessionSpec | None:
     if session is None:
         return None
-    if session.graph_file and session.graph_file not in graphs:
-        lost.append(f"{what} by {session.session_id}: the model has no such graph any more")
-        return None
-    if gone := tuple(cpu for cpu in session.cpus if cpu not in cpus):
-        lost.append(f"{what} by {session.session_id}: CPU {cpu_list(gone)} may not be used")
-        return None
-    return session
+    why = ""
+    if session.graph_file and session.graph_file not in means.graphs:
+        why = "the model has no such graph"
+    elif gone := tuple(cpu for cpu in session.cpus if cpu not in means.cpus):
+        why = f"CPU {cpu_list(gone)} may not be used"
+    elif session.threads > means.usable:
+        why = f"{means.usable} may run at once"
+    if why:
+        lost.append(f"{what} by {session.session_id}: {why}")
+    return None if why else session
 
 
 def choices_of(

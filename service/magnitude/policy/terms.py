@@ -177,8 +177,22 @@ class Probe(msgspec.Struct, frozen=True):
 
 # "start": with what a model begins; "situation": the board changed, and the table has another row for it; "switch":
 # learned by comparison; "revert": the guard took a switch back; "trial": a comparison begins; "kept": it was not won.
+# "pinned", "unpinned", "reset", "imported": a person did it.
 DecisionKind = Literal[
-    "start", "situation", "switch", "revert", "trial", "kept", "rejected", "prepared", "dropped", "retired", "pinned"
+    "start",
+    "situation",
+    "switch",
+    "revert",
+    "trial",
+    "kept",
+    "rejected",
+    "prepared",
+    "dropped",
+    "retired",
+    "pinned",
+    "unpinned",
+    "reset",
+    "imported",
 ]
 
 

@@ -108,6 +108,11 @@ class Trained(msgspec.Struct, frozen=True, kw_only=True):
         """SHA-256 of the content as it stands in the file."""
         return hashlib.sha256(msgspec.json.encode(self)).hexdigest()
 
+    @property
+    def empty(self) -> bool:
+        """Whether there is nothing to use and nothing to refuse: nothing was learned."""
+        return not self.tables and self.tree is None and not self.proof.losses
+
     def learned_for(self, binding: Binding) -> Learned | None:
         """What a dump of that binding begins with; None: there is no table that fits it."""
         for table in self.tables:

@@ -13,10 +13,11 @@ from magnitude.engine.client import EngineLink
 from magnitude.engine.protocol import StepGroup
 from magnitude.feedback.records import TaskRecord
 from magnitude.policy.candidates import session_on
+from magnitude.policy.dump_changes import Change
 from magnitude.policy.dump_exchange import Running
 from magnitude.policy.dumps import Dumps
 from magnitude.policy.learned import Binding, Choice, Learned
-from magnitude.policy.pinned import Pinned, choices_of, possible
+from magnitude.policy.pinned import Means, Pinned, choices_of, possible
 from magnitude.policy.rules import ModelFacts, Rules
 from magnitude.policy.situation import Part, Situation, TaskKind
 from magnitude.policy.strategy import Strategy
@@ -60,6 +61,7 @@ class _Served:
         self.known = ""
         self.planned_slots = facts.max_batch  # as loading has measured it
         self.chosen_slots: int | None = None  # None: as planned
+        self.pinned: Pinned | None = None
 
 
 class Strategies:
@@ -263,6 +265,17 @@ class Strategies:
             cpu_s=counts.cpu_s,
         )
 
+    def means(self, model: str) -> Means | None:
+        """What there is to run a model by; None while it has no loop, or the board was not seen."""
+        served = self._served.get(model)
+        if served is None or self._seen is None:
+            return None
+        facts, board = served.facts, self._seen
+        decodes = facts.kind == "decoder"
+        return Means(
+            cpus=board.cores, usable=board.usable, graphs=facts.graphs, variants=facts.variants, decodes=decodes
+        )
+
     def hold(self, hold_s: float) -> None:
         """Let every model run as it was loaded, and measure and try nothing, for `hold_s`; 0: go on now."""
         if self._release is not None:
@@ -279,16 +292,18 @@ class Strategies:
         """For how much longer; 0 while nobody holds."""
         return max(0.0, self._held_until_s - self._clock()) if self._release is not None else 0.0
 
-    async def reread(self, model: str) -> None:
-        """The model's dump or pin was changed: go by it from the next run on."""
+    async def reread(self, model: str, change: Change) -> None:
+        """The model's dump or pin was changed so: go by it from the next run on."""
         served = self._served.get(model)
         if served is None:
             return
-        changed = await self.keeper.changed_since(served.binding)
-        pinned = await self.keeper.pinned(served.binding)
-        if changed is not None:  # a pin alone leaves what was learned meanwhile as it is
-            learned, served.known = changed
+        if change in ("imported", "reset"):
+            before = len(self.keeper.learned_now()[model].entries)
+            learned, served.known = await self.keeper.learned(served.binding)
             served.loop.chooser.reload(self.rules, learned)
+            counts = f"{before} situations", f"{len(learned.entries)} situations"
+            served.loop.say(Decided(change, "", "", *counts, f"{change} by a person"))
+        pinned = await self.keeper.pinned(served.binding)
         self._pin(served, pinned)
         served.loop.tell(Tick())
 
@@ -401,11 +416,15 @@ class Strategies:
             self._slots(model, chosen or served.planned_slots)
 
     def _pin(self, served: _Served, pinned: Pinned | None) -> None:
+        before, served.pinned = served.pinned, pinned
         if pinned is None:
             served.loop.chooser.pin({})
+            if before is not None:
+                served.loop.say(Decided("unpinned", "", "", before.in_words, "", "left to the loop by a person"))
             return
         facts, board = served.facts, self._seen or BoardSeen((), 1)
-        kept, lost = possible(pinned, graphs=("", *facts.graphs), cpus=board.cores, variants=("", *facts.variants))
+        means = self.means(facts.name)
+        kept, lost = possible(pinned, means) if means is not None else (pinned, ())
         for reason in lost:
             fields = {"model": facts.name, "reason": reason}
             log.warning("what was pinned cannot be kept", extra={"fields": fields})
@@ -413,7 +432,7 @@ class Strategies:
             kept, own=facts.own, chunk=facts.chunk, on=lambda threads: session_on(board, threads, facts.own)
         )
         served.loop.chooser.pin(choices)
-        if choices:
+        if choices and pinned != before:
             served.loop.say(Decided("pinned", "", "", "", kept.in_words, "fixed by a person"))
 
     def _hold(self, served: _Served) -> None:

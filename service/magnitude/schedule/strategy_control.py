@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from typing import Protocol
 
+from magnitude.policy.dump_changes import Change
 from magnitude.policy.dump_exchange import Running
 from magnitude.policy.dumps import Dumps
 from magnitude.policy.learned import Learned
+from magnitude.policy.pinned import Means
 
 # A client that has died must not leave the loops off for long; who measures longer holds again.
 MOST_HOLD_S = 600.0
@@ -29,6 +31,10 @@ class StrategyControl(Protocol):
         """What a model of `learned` does now; None while it has no loop."""
         ...
 
+    def means(self, model: str) -> Means | None:
+        """What there is to run a model of `learned` by; None while that is not known."""
+        ...
+
     def hold(self, hold_s: float) -> None:
         """Let every model run as it was loaded, and measure and try nothing, for `hold_s` seconds; then go on where
         the loops were. 0 goes on now. A second call replaces the first."""
@@ -38,6 +44,6 @@ class StrategyControl(Protocol):
         """For how much longer; 0 while nobody holds."""
         ...
 
-    async def reread(self, model: str) -> None:
-        """The model's dump or pin was changed: load it, and go by it from the next run on."""
+    async def reread(self, model: str, change: Change) -> None:
+        """The model's dump or pin was changed so: load it, and go by it from the next run on."""
         ...

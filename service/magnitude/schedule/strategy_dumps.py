@@ -62,29 +62,15 @@ class DumpKeeper:
         self._unwritable = ""  # as seen when it was read, until something was written
         self._kept: dict[str, _Kept] = {}  # by model
         self._writing: dict[str, asyncio.Future[bool]] = {}
-        self._on_disk: dict[str, Learned] = {}  # by model, as last read or written
 
     @property
     def off(self) -> str:
         """Why nothing is kept; empty while it is."""
         return self.store.off or self._unwritable
 
-    async def changed_since(self, binding: Binding) -> tuple[Learned, str] | None:
-        """What is kept now, as `learned` has it; None where it is what was read or written last."""
-        before = self._on_disk.get(binding.model)
-        learned, known = await self.learned(binding)
-        if before is not None and _content(before) == _content(learned):
-            return None
-        return learned, known
-
     async def learned(self, binding: Binding) -> tuple[Learned, str]:
         """With what a model's loop begins, and where that is from in words. Raises nothing: a service that has lost
         what it knew learns again."""
-        learned, known = await self._learned(binding)
-        self._on_disk[binding.model] = learned
-        return learned, known
-
-    async def _learned(self, binding: Binding) -> tuple[Learned, str]:
         fresh = Learned(binding=binding)
         try:
             found = await asyncio.to_thread(self.store.load, binding)
@@ -147,7 +133,6 @@ class DumpKeeper:
             del self._writing[model]
             if not writing.cancelled() and writing.result():
                 kept.saved(mark)  # else it is tried again when it is due
-                self._on_disk[model] = learned
 
         writing = asyncio.get_running_loop().run_in_executor(None, self._save, learned)
         self._writing[model] = writing
@@ -162,10 +147,6 @@ class DumpKeeper:
         except Exception:  # nothing about a file may reach the loop
             log.exception("what was learned could not be saved")
             return False
-
-
-def _content(learned: Learned) -> tuple[object, ...]:
-    return learned.entries, learned.rejected, learned.verified
 
 
 def _unwritable(folder: Path) -> str:

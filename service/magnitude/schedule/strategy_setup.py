@@ -41,6 +41,8 @@ log = logging.getLogger("magnitude.policy")
 # board without a cooler needs minutes to get warm. All others: `_COLD_START_S`.
 _COLD_START_BY_BOARD_S: Mapping[str, float] = {"generic-x86": 30.0, "pi5-bare": 120.0}
 _COLD_START_S = 60.0
+# Two sides of the same size tell most of a fleet of a given size.
+_HALF = 0.5
 
 
 class Surroundings(msgspec.Struct, frozen=True, kw_only=True):
@@ -85,7 +87,8 @@ def rules_of(settings: Settings, board: str) -> Rules:
 def field_test_of(settings: Settings) -> FieldTest:
     """This device's part in the configured field test."""
     test = settings.policy.field_test
-    part = part_in(test.name, test.share, read_machine_id() if test.name else None)
+    share = _HALF if test.share is None else test.share
+    part = part_in(test.name, share, read_machine_id() if test.name else None)
     if part.reason:
         log.warning("no part in the field test", extra={"fields": {"test": part.name, "reason": part.reason}})
     return part

@@ -68,46 +68,27 @@ def compared(gain: Gain) -> str:
 
 def _sections(trained: Trained, skipped: Sequence[Skipped]) -> list[_Section]:
     proof = trained.proof
-    verdict = (
-        f"Refused: it would lose in {count(len(proof.losses), 'place')}."
-        if proof.losses
-        else f"It loses nowhere by more than {proof.tolerance:.0%} of the time."
-    )
-    sections = [
-        _Section(
-            "Trained table",
-            (
-                f"From {proof.tasks} tasks in {count(proof.files, 'file')} of {count(len(proof.boards), 'board')}: "
-                f"{', '.join(proof.boards)}. Id {trained.trained_id}.",
-                verdict,
-                *proof.notes,
-            ),
+    read = f"From {proof.tasks} tasks in {count(proof.files, 'file')} of {count(len(proof.boards), 'board')}"
+    read += f": {', '.join(proof.boards)}." if proof.boards else "."
+    if trained.empty:
+        title = "Nothing was learned"
+        verdict = "No situation was run both as the model was loaded and otherwise, often enough."
+    else:
+        title, read = "Trained table", f"{read} Id {trained.trained_id}."
+        verdict = (
+            f"Refused: it would lose in {count(len(proof.losses), 'place')}."
+            if proof.losses
+            else f"It loses nowhere by more than {proof.tolerance:.0%} of the time."
         )
-    ]
+    sections = [_Section(title, (read, verdict, *proof.notes))]
     if proof.losses:
         lost = _Table(
             ("Board", "Model", "Part", "By", "Situation", "Why"),
             tuple((loss.board, loss.model, loss.part, loss.method, loss.key, loss.why) for loss in proof.losses),
         )
         sections.append(_Section("Where it would lose", (lost,)))
-    saved = _Table(
-        ("Board", "Model", "Part", "By", "Situation", "Saved", "Tasks compared"),
-        tuple(
-            (gain.board, gain.model, gain.part, gain.method, gain.key, gain_in_words(gain), compared(gain))
-            for gain in proof.gains
-        ),
-    )
-    sections.append(
-        _Section(
-            "Expected gain",
-            (
-                "Share of the time saved against the model as it was loaded, on work that was held back: a stretch "
-                "of time of the same board for tables, another board for the tree. In brackets the 95 % interval. "
-                "Only tasks in situations where both were tried are compared.",
-                saved,
-            ),
-        )
-    )
+    if proof.gains:
+        sections.append(_gains(proof.gains))
     sections += [_of_model(table) for table in trained.tables]
     if trained.tree is not None:
         sections.append(_Section("Tree for other boards", (in_words(trained.tree),)))
@@ -115,6 +96,25 @@ def _sections(trained: Trained, skipped: Sequence[Skipped]) -> list[_Section]:
         left_out = tuple((one.path, one.why, one.hint) for one in skipped)
         sections.append(_Section("Files left out", (_Table(("File", "Why", "What to do"), left_out),)))
     return sections
+
+
+def _gains(gains: Sequence[Gain]) -> _Section:
+    saved = _Table(
+        ("Board", "Model", "Part", "By", "Situation", "Saved", "Tasks compared"),
+        tuple(
+            (gain.board, gain.model, gain.part, gain.method, gain.key, gain_in_words(gain), compared(gain))
+            for gain in gains
+        ),
+    )
+    return _Section(
+        "Expected gain",
+        (
+            "Share of the time saved against the model as it was loaded, on work that was held back: a stretch of "
+            "time of the same board for tables, another board for the tree. In brackets the 95 % interval. Only "
+            "tasks in situations where both were tried are compared.",
+            saved,
+        ),
+    )
 
 
 def _of_model(table: ModelTable) -> _Section:
