@@ -199,6 +199,12 @@ class StateFile(Generic[T]):
         self.source = "default"
         return default()
 
+    def remove(self) -> None:
+        """Take it away with its previous generation. Storage that refuses is left as it is."""
+        with self._saving, contextlib.suppress(OSError):
+            self.path.unlink(missing_ok=True)
+            self._previous.unlink(missing_ok=True)
+
     def save(self, value: T) -> bool:
         """Write `value` and keep what was there as the previous generation. False when the storage refuses."""
         with self._saving:

@@ -7,6 +7,7 @@ import socket
 import subprocess
 import sys
 import time
+import weakref
 from collections import deque
 from typing import Any, TypeVar
 
@@ -39,15 +40,13 @@ PATIENCE_S = 60.0  # a test that waits so long has failed
 
 
 class KvFile:
-    """The service's memfd."""
+    """The service's memfd. It is closed with its last reference at the latest: hundreds of tests make one."""
 
     def __init__(self, layout: KvLayout) -> None:
         self.layout = layout
         self.fd = os.memfd_create("kv")
         os.ftruncate(self.fd, layout.total_bytes)
-
-    def close(self) -> None:
-        os.close(self.fd)
+        self.close = weakref.finalize(self, os.close, self.fd)
 
 
 class EngineDriver:

@@ -98,6 +98,23 @@ def test_a_request_runs_by_the_strategy_that_is_chosen_for_it() -> None:
     House([plan("m")]).play(scenario)
 
 
+def test_a_model_that_computes_by_itself_is_not_told_of_as_the_variant_that_was_named() -> None:
+    async def scenario(house: House) -> None:
+        await house.until(lambda: house.supervisor.lifecycle.phase is Phase.UP)
+        records: list[TaskRecord] = []
+        plans = [house.dispatcher.plan(name) for name in ("m", "e")]
+        house.dispatcher.strategy_for = lambda plan, tokens, cached: msgspec.structs.replace(
+            planned_strategy(plan), prefill_chunk=3, variant=f"{plan.description.name}-small"
+        )
+        house.dispatcher.on_task = records.append
+        await read(house, [1, 2])
+        await house.dispatcher.embed("e", [[1, 2]], [], request_key="r")
+        own = [msgspec.structs.replace(planned_strategy(each), prefill_chunk=3) for each in plans]
+        assert [record.strategy for record in records] == [each.strategy_id for each in own]
+
+    House([plan("m"), encoder_plan("e")]).play(scenario)
+
+
 def test_where_nobody_chooses_tasks_are_run_as_planned_and_say_so() -> None:
     async def scenario(house: House) -> None:
         await house.until(lambda: house.supervisor.lifecycle.phase is Phase.UP)

@@ -3,112 +3,27 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable
+import mmap
 from pathlib import Path
 from typing import cast
 
 import msgspec
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from sample_plans import decoder_plan
 from scripted_chooser import OWN, OWN_ONLY, TWO, TWO_FOR_PROMPTS
-from scripted_engine import ScriptedEngine
+from sessions_bench import ALIKE, PLENTY, PROBE, Bench, play
 
 from magnitude.engine import session_messages as engine
 from magnitude.engine.client import EngineLink
 from magnitude.engine.message import Message
 from magnitude.engine.protocol import Failed, ToService
-from magnitude.engine.session_spec import SessionSpec
 from magnitude.models.golden import Golden, GoldenPrompt, write_golden
-from magnitude.policy.learned import Choice, Verified
-from magnitude.policy.terms import Event, Probe, ProbeDone, SessionChecked, SessionFailed, SessionReady, Trial
-from magnitude.schedule.model_sessions import REFUSED_S, ModelSessions, verdict_of
-from magnitude.schedule.plan import ModelPlan
-from magnitude.schedule.session_budget import SessionBudget
-from magnitude.schedule.session_desk import SessionDesk
-from magnitude.supervise.loss import EngineLoss, LossCause
-
-PLENTY = SessionBudget(room_bytes=10**9, step="normal", account_bytes=10**9, models_bytes=0, sessions_bytes=0)
-PROBE = Probe(
-    part="prefill",
-    key="tokens=128",
-    choices=(Choice(session=OWN, chunk=16), Choice(session=TWO, chunk=32)),
-    rows=1,
-    tokens=32,
-    rounds=3,
-)
-ALIKE = engine.Compared(
-    request_id=0, positions=9, equal=True, largest_difference=0.0, top1_agreement=1.0, least_cosine=1.0
-)
-
-
-class Bench:
-    """A model's sessions over an engine that answers as a script says."""
-
-    def __init__(
-        self, answer: Callable[[Message], ToService | None] | None = None, plan: ModelPlan | None = None
-    ) -> None:
-        self.answer = answer or self.usual
-        self.engine = ScriptedEngine(lambda message: self.answer(message))
-        self.told: list[Event] = []
-        self.idle = self.busy = False
-        self.memory = PLENTY
-        self.now_s = 1000.0
-        self.plan = plan or decoder_plan()
-        self.desk = SessionDesk(
-            ask=self.ask,
-            next_id=self.engine.next_id,
-            idle=lambda: self.idle,
-            budget=lambda: self.memory,
-            settle_s=0.0,
-            clock=lambda: self.now_s,
-        )
-        self.idle = True
-        self.sessions = ModelSessions(self.desk, self.plan, OWN, self.told.append, busy=lambda: self.busy)
-        self.desk.engine_up(cast(EngineLink, self.engine))
-
-    def usual(self, message: Message) -> ToService | None:
-        match message:
-            case engine.PrepareSession(request_id=request_id, model=model):
-                return engine.SessionPrepared(request_id=request_id, model=model, load_s=0.5, added_bytes=125)
-            case engine.CompareSession():
-                return ALIKE
-            case engine.Probe(request_id=request_id):
-                return engine.Probed(request_id=request_id, seconds=((1.0,), (2.0,)), complete=True)
-        return None
-
-    async def ask(self, link: EngineLink, message: Message, request_id: int) -> ToService:
-        self.engine.sent.append(message)
-        if (answer := self.answer(message)) is None:
-            await asyncio.Event().wait()
-        assert answer is not None
-        return answer
-
-    def lose(self, cause: LossCause = "killed") -> None:
-        self.desk.engine_down()
-        self.sessions.engine_down(EngineLoss("it is gone", cause))
-
-    def sent(self, kind: type[Message]) -> list[Message]:
-        return [message for message in self.engine.sent if isinstance(message, kind)]
-
-    async def until(self, condition: Callable[[], bool]) -> None:
-        async with asyncio.timeout(10):
-            while not condition():
-                await asyncio.sleep(0)
-
-    async def have(self, session: SessionSpec) -> None:
-        self.sessions.prepare(session)
-        await self.until(lambda: SessionReady(session, 125) in self.told)
-
-
-def play(scenario: Callable[[Bench], Awaitable[None]], bench: Bench | None = None) -> Bench:
-    async def run() -> Bench:
-        used = bench or Bench()
-        await scenario(used)
-        await used.sessions.close()
-        return used
-
-    return asyncio.run(run())
+from magnitude.policy.learned import Verified
+from magnitude.policy.terms import ProbeDone, SessionChecked, SessionFailed, SessionReady, Trial
+from magnitude.schedule.model_sessions import FORGIVEN_AFTER_S, REFUSED_S, verdict_of
+from magnitude.supervise.loss import LossCause
 
 
 def test_a_session_is_made_and_counted() -> None:
@@ -230,6 +145,104 @@ def test_a_session_with_other_results_is_released_and_never_made_or_used_again()
     play(scenario)
 
 
+@pytest.mark.parametrize("code", ["internal_error", "cancelled", "cpus_not_usable"])
+def test_a_comparison_that_came_to_nothing_is_no_verdict(code: str) -> None:
+    failed = Failed(request_id=0, code=code, message="not now", permanent=code == "cpus_not_usable")
+
+    async def scenario(bench: Bench) -> None:
+        bench.answer = lambda message: failed if isinstance(message, engine.CompareSession) else bench.usual(message)
+        await bench.have(TWO)
+        bench.sessions.check(TWO)
+        await bench.until(lambda: len(bench.told) == 2)
+        assert bench.told.pop() == SessionFailed(TWO, "not now", lasting=False)
+        assert not bench.sessions.held
+        assert len(bench.sent(engine.ReleaseSession)) == 1
+        bench.told.clear()
+        bench.answer, bench.now_s = bench.usual, bench.now_s + REFUSED_S
+        await bench.have(TWO)
+        bench.sessions.check(TWO)
+        await bench.until(lambda: len(bench.told) == 2)
+        assert bench.told[1] == SessionChecked(Verified(session=TWO, passed=True, equal=True))
+
+    play(scenario)
+
+
+def test_a_cpu_that_is_offline_bars_no_session_for_good() -> None:
+    async def scenario(bench: Bench) -> None:
+        bench.answer = lambda message: Failed(
+            request_id=0, code="cpus_not_usable", message="CPUs 3 are offline", permanent=True
+        )
+        bench.sessions.prepare(TWO)
+        await bench.until(lambda: bool(bench.told))
+        assert bench.told == [SessionFailed(TWO, "CPUs 3 are offline", lasting=False)]
+
+    play(scenario)
+
+
+def test_a_session_that_is_there_already_is_answered_with_what_it_takes() -> None:
+    async def scenario(bench: Bench) -> None:
+        await bench.have(TWO)
+        bench.sessions.prepare(TWO)
+        assert bench.told == [SessionReady(TWO, 125)] * 2
+        assert len(bench.sent(engine.PrepareSession)) == 1
+
+    play(scenario)
+
+
+def broken(message: Message) -> ToService | None:
+    if isinstance(message, engine.ReleaseSession):
+        return None
+    raise ConnectionError("the link is torn")
+
+
+def test_what_ends_by_an_error_is_answered_all_the_same() -> None:
+    async def scenario(bench: Bench) -> None:
+        reason = "ConnectionError: the link is torn"
+        bench.answer = broken
+        bench.sessions.prepare(TWO)
+        await bench.until(lambda: len(bench.told) == 1)
+        assert not bench.sessions.held
+        bench.answer, bench.now_s = bench.usual, bench.now_s + REFUSED_S
+        await bench.have(TWO)
+        bench.answer = broken
+        bench.sessions.check(TWO)
+        await bench.until(lambda: len(bench.told) == 3)
+        assert not bench.sessions.held
+        bench.sessions.probe(PROBE)
+        await bench.until(lambda: len(bench.told) == 4)
+        failed = SessionFailed(TWO, reason, lasting=False)
+        assert bench.told == [
+            failed,
+            SessionReady(TWO, 125),
+            failed,
+            ProbeDone(PROBE, (), complete=False),
+        ]
+
+    play(scenario)
+
+
+def test_kv_memory_that_cannot_be_given_back_costs_no_verdict_and_no_times() -> None:
+    plan = decoder_plan()
+    assert plan.kv is not None
+    # Pages of a private mapping cannot be punched out of the file.
+    plan.kv._map = mmap.mmap(plan.kv.fd, 0, flags=mmap.MAP_PRIVATE)
+    with pytest.raises(OSError):
+        plan.kv.release_slot(plan.scratch_slot)
+
+    async def scenario(bench: Bench) -> None:
+        await bench.have(TWO)
+        bench.sessions.check(TWO)
+        await bench.until(lambda: len(bench.told) == 2)
+        bench.sessions.probe(PROBE)
+        await bench.until(lambda: len(bench.told) == 3)
+        assert bench.told[1:] == [
+            SessionChecked(Verified(session=TWO, passed=True, equal=True)),
+            ProbeDone(PROBE, ((1.0,), (2.0,)), complete=True),
+        ]
+
+    play(scenario, Bench(plan=plan))
+
+
 def test_a_session_that_is_given_up_while_it_is_made_does_not_stay() -> None:
     async def scenario(bench: Bench) -> None:
         goes_on = asyncio.Event()
@@ -260,50 +273,6 @@ def test_short_memory_takes_all_of_them_back_and_the_loop_is_told() -> None:
         assert bench.sessions.bytes_() == 0
         assert bench.told[-1] == SessionFailed(TWO, "memory is short", lasting=False)
         assert len(bench.sent(engine.ReleaseSession)) == 1
-
-    play(scenario)
-
-
-def test_runs_are_timed_as_the_loop_names_them() -> None:
-    async def scenario(bench: Bench) -> None:
-        await bench.have(TWO)
-        bench.sessions.probe(PROBE)
-        await bench.until(lambda: len(bench.told) == 2)
-        [asked] = bench.sent(engine.Probe)
-        assert isinstance(asked, engine.Probe)
-        assert asked.runs == (
-            engine.ProbedRun(session=None, rows=1, tokens=16),
-            engine.ProbedRun(session=TWO, rows=1, tokens=32),
-        )
-        assert asked.rounds == 3
-        assert asked.past_tokens + 32 < bench.plan.provision.context_length
-        assert bench.told[1] == ProbeDone(PROBE, ((1.0,), (2.0,)), complete=True)
-
-    play(scenario)
-
-
-def test_nothing_is_timed_while_the_model_works() -> None:
-    async def scenario(bench: Bench) -> None:
-        bench.idle, bench.busy = False, True
-        bench.sessions.probe(PROBE)
-        await bench.until(lambda: bool(bench.told))
-        assert bench.told == [ProbeDone(PROBE, (), complete=False)]
-        assert not bench.engine.sent
-
-    play(scenario)
-
-
-def test_timing_waits_for_the_work_of_other_models() -> None:
-    async def scenario(bench: Bench) -> None:
-        bench.idle = False
-        bench.sessions.probe(PROBE)
-        for _ in range(5):
-            await asyncio.sleep(0)
-        assert not bench.engine.sent
-        bench.idle = True
-        bench.desk.load_changed()
-        await bench.until(lambda: bool(bench.told))
-        assert len(bench.sent(engine.Probe)) == 1
 
     play(scenario)
 
@@ -382,6 +351,34 @@ def test_engines_that_crash_with_a_session_in_use_count_against_it() -> None:
         bench.sessions.prepare(TWO)
         await bench.until(lambda: bool(bench.told))
         assert isinstance(bench.told[0], SessionFailed)
+
+    play(scenario)
+
+
+def test_crashes_are_forgotten_once_a_session_has_run_well_for_long() -> None:
+    async def scenario(bench: Bench) -> None:
+        async def crash_after(*used_s: float) -> None:
+            bench.told.clear()
+            await bench.have(TWO)
+            for one_s in used_s:  # with others in use between
+                bench.sessions.use(TWO_FOR_PROMPTS, None)
+                bench.now_s += one_s
+                bench.sessions.use(OWN_ONLY, None)
+                bench.now_s += FORGIVEN_AFTER_S
+            bench.sessions.use(TWO_FOR_PROMPTS, None)
+            bench.lose("crash")
+            bench.desk.engine_up(cast(EngineLink, bench.engine))
+
+        await crash_after(0.0)
+        for _ in range(3):
+            await crash_after(FORGIVEN_AFTER_S / 2, FORGIVEN_AFTER_S / 2)
+        await crash_after(FORGIVEN_AFTER_S / 2)
+        bench.told.clear()
+        bench.sessions.prepare(TWO)
+        await bench.until(lambda: bool(bench.told))
+        [failed] = bench.told
+        assert isinstance(failed, SessionFailed)
+        assert failed.lasting
 
     play(scenario)
 

@@ -9,7 +9,7 @@ from typing import cast
 import msgspec
 from sample_plans import decoder_plan, encoder_plan
 from scripted_engine import ScriptedEngine
-from test_model_sessions import PLENTY
+from sessions_bench import PLENTY
 
 from magnitude.engine.client import EngineLink
 from magnitude.engine.message import Message

@@ -11,11 +11,12 @@ import msgspec
 from sample_plans import decoder_plan, encoder_plan
 from scripted_chooser import BINDING, OWN, OWN_ONLY, TWO, TWO_FOR_PROMPTS, ScriptedChooser
 from scripted_engine import ScriptedEngine
-from test_model_sessions import PLENTY
+from sessions_bench import PLENTY
 
 from magnitude.engine.client import EngineLink
 from magnitude.engine.message import Message
 from magnitude.engine.protocol import SamplerSettings, StepGroup, ToService
+from magnitude.engine.session_messages import Probe as ProbeRuns
 from magnitude.engine.session_messages import SessionPrepared
 from magnitude.feedback.records import TaskRecord
 from magnitude.policy.dumps import Dumps
@@ -62,7 +63,8 @@ class NoDumps:
     def load(self, binding: Binding) -> NoDumps:
         return self
 
-    learned = prior = None
+    learned: Learned | None = None
+    prior: Learned | None = None
     why = "nothing is kept here"
 
     def pinned(self, binding: Binding) -> Pinned | None:
@@ -85,6 +87,7 @@ class House:
         self.board: BoardSeen | None = BOARD
         self.loaded = set(self.plans)
         self.now_s = 100.0
+        self.probe_lasts = False
         self.store = NoDumps()
         self.slots: list[tuple[str, int]] = []
         desk = SessionDesk(
@@ -113,6 +116,8 @@ class House:
         return self.choosers[facts.name]
 
     async def ask(self, link: EngineLink, message: Message, request_id: int) -> ToService:
+        if self.probe_lasts and isinstance(message, ProbeRuns):
+            await asyncio.Event().wait()
         return SessionPrepared(request_id=request_id, model="m", load_s=0.1, added_bytes=125)
 
     def engine_up(self) -> None:
@@ -300,13 +305,28 @@ def test_one_model_experiments_at_a_time() -> None:
     )
 
     async def scenario() -> None:
-        house.tasks = [generation("e")]  # so that the probe waits
-        house.strategies.load_changed()
+        house.probe_lasts = True
         await house.begun()
-        assert MayExperiment(False) in house.events("e")
+        await house.until(lambda: MayExperiment(False) in house.events("e"))
         assert MayExperiment(False) not in house.events("m")
         house.strategies.engine_down(LOSS)
         assert house.events("e")[-2:] == [MayExperiment(True), DOWN]
+
+    play(house, scenario)
+
+
+def test_a_probe_that_waits_keeps_no_other_model_from_experiments() -> None:
+    house = House(
+        decoder_plan(), encoder_plan(), script=lambda model, event: [PROBE] if (model, event) == ("m", UP) else []
+    )
+
+    async def scenario() -> None:
+        house.tasks = [generation("e")]
+        house.strategies.load_changed()
+        await house.begun()
+        for _ in range(5):
+            await asyncio.sleep(0)
+        assert MayExperiment(False) not in house.events("e")
 
     play(house, scenario)
 
@@ -395,25 +415,6 @@ def test_other_bounds_begin_the_loops_anew_with_what_they_know() -> None:
         [(rules, learned)] = house.choosers["m"].reloaded
         assert rules == wider
         assert learned.binding == BINDING
-
-    play(house, scenario)
-
-
-def test_held_loops_run_as_loaded_until_they_go_on() -> None:
-    house = House(decoder_plan(), script=lambda model, event: [Use(TWO_FOR_PROMPTS)] if event == UP else [])
-
-    async def scenario() -> None:
-        await house.begun()
-        house.strategies.hold(30.0)
-        assert house.strategies.held_s() == 30.0
-        planned = house.strategies.strategy_of("m")
-        assert planned is not None
-        assert planned.prefill == OWN
-        assert house.events()[-1] == MayExperiment(False)
-        house.strategies.hold(0.0)
-        assert house.strategies.held_s() == 0.0
-        assert house.strategies.strategy_of("m") == TWO_FOR_PROMPTS
-        assert house.events()[-1] == MayExperiment(True)
 
     play(house, scenario)
 

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+import threading
 from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import cast
 
 import msgspec
+import pytest
 from scripted_chooser import BINDING, TWO, ScriptedChooser
 
 from magnitude.policy.dumps import Dumps
@@ -117,6 +119,55 @@ def test_storage_that_fails_stops_nothing() -> None:
         await keeper.close()
         assert await keeper.pinned(BINDING) is None
 
+    play(scenario)
+
+
+@pytest.mark.parametrize("raises", [True, False])
+def test_what_could_not_be_saved_is_tried_again_when_it_is_due_and_at_the_end(raises: bool) -> None:
+    class Refusing(Store):
+        tries = 0
+
+        def save(self, learned: Learned) -> bool:
+            self.tries += 1
+            return super().save(learned) if raises or not self.broken else False
+
+    async def scenario() -> None:
+        now, store, chooser = [0.0], Refusing(broken=True), ScriptedChooser(learned=LEARNED)
+        keeper = DumpKeeper(cast(Dumps, store), every_s=300, clock=lambda: now[0])
+        keeper.keep(BINDING, chooser)
+        chooser.changed = 1
+        for due_s, tries in ((300.0, 1), (599.0, 1), (600.0, 2)):
+            now[0] = due_s
+            keeper.look()
+            await asyncio.gather(*keeper._writing.values())
+            assert store.tries == tries
+        store.broken = False
+        await keeper.close()
+        assert len(store.saved) == 1
+        await keeper.close()
+        assert len(store.saved) == 1
+
+    play(scenario)
+
+
+def test_what_is_learned_while_it_is_written_is_saved_at_the_end() -> None:
+    class Slow(Store):
+        def save(self, learned: Learned) -> bool:
+            assert goes_on.wait(10)
+            return super().save(learned)
+
+    async def scenario() -> None:
+        store, chooser = Slow(), ScriptedChooser(learned=LEARNED)
+        keeper = DumpKeeper(cast(Dumps, store), every_s=0)
+        keeper.keep(BINDING, chooser)
+        chooser.changed = 1
+        keeper.look()
+        chooser.changed = 2
+        goes_on.set()
+        await keeper.close()
+        assert len(store.saved) == 2
+
+    goes_on = threading.Event()
     play(scenario)
 
 

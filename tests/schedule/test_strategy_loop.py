@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 
+import pytest
 from scripted_chooser import OWN_ONLY, TWO, TWO_FOR_PROMPTS, ScriptedChooser
 
 from magnitude.engine.session_spec import SessionSpec
@@ -13,6 +14,7 @@ from magnitude.policy.strategy import Strategy
 from magnitude.policy.terms import (
     CheckSession,
     Decided,
+    DecisionKind,
     DropSession,
     Effect,
     EngineChanged,
@@ -118,7 +120,10 @@ def test_experiments_are_those_that_are_open() -> None:
     chooser = ScriptedChooser(lambda event: script.get(event, []))
     loop, _ = loop_of(chooser, experimenting=lambda: changes.append(loop.experiments))
     loop.tell(UP)
-    assert loop.probing == PROBE
+    assert not loop.experiments  # it may wait for others
+    loop.timing(True)
+    assert loop.experiments
+    loop.timing(False)
     loop.tell(ProbeDone(PROBE, (), complete=False))
     assert not loop.experiments
     loop.tell(LoadSeen(1))
@@ -132,6 +137,7 @@ def test_experiments_are_those_that_are_open() -> None:
 def test_an_engine_that_is_gone_ends_its_experiments() -> None:
     loop, _ = loop_of(ScriptedChooser(lambda event: [PROBE, Use(OWN_ONLY, TRIAL)]))
     loop.tell(UP)
+    loop.timing(True)
     loop.engine_gone()
     assert not loop.experiments
 
@@ -152,6 +158,16 @@ def test_decisions_are_kept_shown_and_counted() -> None:
     counts = loop.counts()
     assert counts.decisions == {"start": {"": 1}, "switch": {"decode": 1}}
     assert (counts.delays, counts.delay_s) == ({"decode": 1}, {"decode": 1.5})
+
+
+@pytest.mark.parametrize("kind", ["start", "situation", "revert", "trial", "rejected", "dropped", "retired"])
+def test_only_comparisons_count_into_the_delay_of_decisions(kind: DecisionKind) -> None:
+    other = Decided(kind, "decode", "rows=1", "2 threads", "1 thread", "not by samples")
+    kept = Decided("kept", "decode", "rows=1", "2 threads", "1 thread", "no faster", delay_s=4.0)
+    loop, _ = loop_of(ScriptedChooser(lambda event: [other, kept]))
+    loop.tell(UP)
+    counts = loop.counts()
+    assert (counts.delays, counts.delay_s) == ({"decode": 1}, {"decode": 4.0})
 
 
 def test_a_decision_is_kept_with_what_is_in_force_after_it() -> None:
@@ -196,9 +212,14 @@ def test_a_question_that_fails_is_answered_with_what_is_in_force() -> None:
         def strategy_for(self, at: Situation) -> Strategy:
             raise KeyError(at)
 
-    loop, _ = loop_of(Broken())
+    changes: list[bool] = []
+    loop, _ = loop_of(
+        Broken(lambda event: [Use(OWN_ONLY, TRIAL)]), experimenting=lambda: changes.append(loop.experiments)
+    )
+    loop.tell(UP)
     assert loop.strategy_for(Situation()) == OWN_ONLY
     assert loop.fault
+    assert changes == [True, False]  # nobody waits for its trial any more
 
 
 def test_while_it_is_held_everything_runs_as_loaded_and_nothing_is_learned() -> None:

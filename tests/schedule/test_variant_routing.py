@@ -18,6 +18,7 @@ from magnitude.errors import ModelError, ModelNotFound
 from magnitude.policy.situation import TaskKind
 from magnitude.schedule.inference import GenerationTask
 from magnitude.schedule.plan import ModelPlan
+from magnitude.schedule.planned_strategy import planned_strategy
 from magnitude.schedule.served_models import ServedModels
 from magnitude.schedule.slot_terms import Known
 from magnitude.schedule.variant_routing import FORGOTTEN_AFTER_S, LOAD_AT_LATEST_S, VariantRouting
@@ -287,9 +288,16 @@ def test_where_a_variant_cannot_be_loaded_the_model_serves() -> None:
 def test_a_generation_whose_variant_does_not_come_back_goes_on_with_the_model(by_failure: bool) -> None:
     async def scenario(house: House) -> None:
         house.dispatcher.variants.choose_by(lambda model, task: "small")
+        house.dispatcher.strategy_for = lambda plan, tokens, cached: strategies[plan.description.name]
+        plans = {name: house.dispatcher.plan(name) for name in ("chat", "small")}
+        strategies = {
+            name: msgspec.structs.replace(planned_strategy(each), prefill_chunk=chunk)
+            for chunk, (name, each) in enumerate(plans.items(), 3)
+        }
         await house.read("chat")
         await until(lambda: house.state("small") == "loaded")
         generation = await house.dispatcher.generate(task("chat", 7, limit=40))
+        assert generation.strategy_id == strategies["small"].strategy_id
         ids = (await generation.next()).ids
         assert generation.model == "small"
         assert house.supervisor.pid is not None
@@ -302,6 +310,7 @@ def test_a_generation_whose_variant_does_not_come_back_goes_on_with_the_model(by
             ids += emission.ids
         assert ids == [7] * 40
         assert generation.model == "chat"
+        assert generation.strategy_id == strategies["chat"].strategy_id
         assert emission.reason == "length"
         await until(lambda: (house.dispatcher.running, house.dispatcher.waiting) == (0, 0))
 

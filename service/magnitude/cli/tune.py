@@ -72,20 +72,26 @@ def tune(
     before = kept.load()
     sweep = Sweep(model_facts(plan), board, least_gain=settings.policy.least_gain, before=before.compared)
     if before.compared:
-        typer.echo(f"going on after {len(before.compared)} comparisons that were made before", err=True)
+        typer.echo(f"going on from a sweep that was broken off, comparisons: {len(before.compared)}", err=True)
     session_bytes = session_mb * 1_000_000 if session_mb is not None else None
-    verified = asyncio.run(_compare(plan, sweep, kept, before.verified, session_bytes))
+    try:
+        verified = asyncio.run(_compare(plan, sweep, kept, before.verified, session_bytes))
+    except KeyboardInterrupt:
+        typer.echo(f"interrupted: {len(sweep.compared)} comparisons are kept, the same command goes on", err=True)
+        raise
     learned = outcome(binding, sweep, verified)
-    _report(sweep, learned, as_json=as_json)
+    _report(sweep, learned, plans=bool(description.graphs), as_json=as_json)
     if plot is not None:
         from magnitude.tuning.plot import plot as draw
 
         title = f"{description.name} on {binding.board}"
         draw(title, list(sweep.compared.values()), learned.entries, plot)
         typer.echo(f"drawn: {plot}", err=True)
-    if not dry:
-        _install(learned, config)
-        kept.remove()
+    if dry:
+        typer.echo("nothing was changed; without --dry it is kept", err=True)
+        return
+    _install(learned, config)
+    kept.remove()
 
 
 def board_now() -> BoardSeen:
@@ -119,9 +125,13 @@ def plan_of(description: ModelDescription, settings: Settings, board: BoardSeen)
 async def _compare(
     plan: ModelPlan, sweep: Sweep, kept: SweepFile, verified: tuple[Verified, ...], session_bytes: int | None
 ) -> tuple[Verified, ...]:
+    from functools import partial
+
     from rich.console import Console
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
+    from magnitude.paths import find_paths
+    from magnitude.supervise.engine_process import EngineProcess
     from magnitude.tuning.lone_engine import LoneEngine
     from magnitude.tuning.run import Tuning
     from magnitude.tuning.sweep import Step
@@ -137,7 +147,8 @@ async def _compare(
             if not console.is_terminal:
                 typer.echo(f"{done + 1:3} of {known}: {text}", err=True)
 
-        async with LoneEngine(plan) as engine:
+        spawn = partial(EngineProcess.spawn, packed=find_paths().cache / "packed")
+        async with LoneEngine(plan, spawn=spawn) as engine:
             tuning = Tuning(engine, sweep, session_bytes=session_bytes, verified=verified, told=told, keep=kept.save)
             await tuning.run()
     return tuple(tuning.verified.values())
@@ -155,35 +166,45 @@ def outcome(binding: Binding, sweep: Sweep, verified: tuple[Verified, ...]) -> L
     )
 
 
-def _report(sweep: Sweep, learned: Learned, *, as_json: bool) -> None:
+def _report(sweep: Sweep, learned: Learned, *, plans: bool, as_json: bool) -> None:
+    """The chosen way has a star. Costs are those of the model's own session times the ratio: what was compared at
+    different moments is comparable so."""
+    import sys
+
     import msgspec
     from rich.console import Console
     from rich.table import Table
+
+    from magnitude.cli.strategy_show import WIDE, cost_in_words
 
     if as_json:
         report = {"learned": learned, "compared": list(sweep.compared.values())}
         typer.echo(msgspec.json.format(msgspec.json.encode(report), indent=2).decode())
         return
-    console = Console()
+    console = Console(highlight=False, soft_wrap=True, width=None if sys.stdout.isatty() else WIDE)
     for entry in learned.entries:
-        table = Table(title=f"{entry.part}, {entry.key}", title_justify="left")
-        for name in ("stage", "way to run", "time", "±", "ms", "memory", ""):
-            table.add_column(name, justify="left" if name in ("stage", "way to run", "") else "right")
         mine = [one for one in sweep.compared.values() if (one.step.part, one.step.key) == (entry.part, entry.key)]
-        if mine:
-            first = mine[0]
-            chosen = "chosen" if first.step.base == entry.chosen else ""
-            row = ("", first.step.base.choice_id, "1.000", "", f"{first.base_s * 1e3:.2f}", "", chosen)
-            table.add_row(*row)
+        table = Table(box=None, pad_edge=False, header_style="bold")
+        for heading in ("", "STAGE", "WAY TO RUN", "RATIO", "±", "COST", "MEMORY", ""):
+            table.add_column(heading, justify="right" if heading in ("RATIO", "±", "COST", "MEMORY") else "left")
+        base = entry.evidence_of(mine[0].step.base)
+        base_s = base.cost_s if base is not None else mine[0].base_s
+        star = "*" if mine[0].step.base == entry.chosen else ""
+        cost = cost_in_words(entry.part, base_s)
+        table.add_row(star, "", mine[0].step.base.choice_id, "1.000", "", cost, "", "the model's own")
         for one in mine:
-            name, chosen = one.step.challenger.choice_id, "chosen" if one.step.challenger == entry.chosen else ""
+            name, star = one.step.challenger.choice_id, "*" if one.step.challenger == entry.chosen else ""
             if one.refused:
-                table.add_row(one.step.stage, name, "", "", "", "", f"left out: {one.refused}")
+                table.add_row("", one.step.stage, name, "", "", "", "", f"left out: {one.refused}")
                 continue
             memory = f"{one.added_bytes / 1e6:.0f} MB" if one.added_bytes else ""
-            figures = (f"{one.ratio:.3f}", f"{one.error:.3f}", f"{one.challenger_s * 1e3:.2f}", memory)
-            table.add_row(one.step.stage, name, *figures, chosen)
+            figures = (f"{one.ratio:.3f}", f"{one.error:.3f}", cost_in_words(entry.part, base_s * one.ratio), memory)
+            table.add_row(star, one.step.stage, name, *figures, "")
+        console.print(f"[bold]{entry.part}[/bold] at {entry.key}: {entry.chosen.choice_id}")
         console.print(table)
+        console.print()
+    if not plans:
+        console.print("There are no fusion plans to compare: import the model again to have them made.")
 
 
 def _install(learned: Learned, config: Path | None) -> None:
@@ -209,6 +230,6 @@ def _warn_beside_service(config: Path | None) -> None:
         return
     typer.echo(
         "note: the service is running; what it computes meanwhile disturbs the comparison. "
-        "Best: `sudo systemctl stop magnitude`, tune, start it again.",
+        "Best stop it, tune, and start it again.",
         err=True,
     )

@@ -6,7 +6,7 @@ import math
 
 import msgspec
 
-from magnitude.policy.ageing import AgedAverage, AgedMean, AgedQuantiles
+from magnitude.policy.ageing import AgedAverage, AgedMean, AgedQuantiles, MeanState
 from magnitude.policy.learned import Choice, Entry, Evidence, Origin
 from magnitude.policy.rules import Rules
 from magnitude.policy.situation import Part
@@ -132,8 +132,15 @@ class Contest:
             return -math.inf
         return self.since_s + min(MOST_DWELL_S, self._rules.dwell_s * 2.0**self._returns)
 
-    def switch(self, to: Choice, now_s: float) -> None:
-        """A challenger has won."""
+    def switch(self, to: Choice, now_s: float, *, ratio: float = math.nan, pairs: int = 0) -> None:
+        """A challenger has won, with that ratio of times over so many pairs: what is known of its cost until it has
+        run by itself."""
+        before = self.costs.get(self.chosen)
+        if before is not None and math.isfinite(ratio) and math.isfinite(cost_s := before.cost_s(now_s) * ratio):
+            costs = self.costs.setdefault(to, Costs(self._rules.half_life_s))
+            if costs.level.weight(now_s) < pairs:
+                costs.level.add(cost_s, float(pairs), now_s)
+                costs.quantiles.add(cost_s, float(pairs), now_s)
         self._left.add(self.chosen)
         self._returns += to in self._left
         self.previous, self.chosen, self.since_s = self.chosen, to, now_s
@@ -181,8 +188,13 @@ class Contest:
                 continue
             weight = min(evidence.weight, float(rules.window))
             costs = self.costs.setdefault(evidence.choice, Costs(rules.half_life_s))
-            costs.level.add(evidence.cost_s, weight, now_s)
-            costs.quantiles.add(evidence.p95_s or evidence.cost_s, weight, now_s)
+            level = MeanState(
+                weight=weight, centre=math.log(evidence.cost_s), variance=evidence.log_spread**2, effective=weight
+            )
+            costs.level.restore(level, now_s)
+            # Of all that was known of the distribution two figures are kept.
+            costs.quantiles.add(evidence.cost_s, 0.94 * weight, now_s)
+            costs.quantiles.add(max(evidence.p95_s, evidence.cost_s), 0.06 * weight, now_s)
             if evidence.choice != entry.chosen and evidence.weight >= rules.window:
                 self._dismiss(evidence.choice, EVEN_FOR, math.nan, "known from before", now_s)
 

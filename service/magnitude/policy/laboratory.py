@@ -192,7 +192,7 @@ class Laboratory:
         if verdict == "won":
             for each in [contest, *self._at_other_clocks(contest)]:
                 if each.chosen == duel.incumbent and each.may_try(duel.challenger, now_s):
-                    each.switch(duel.challenger, now_s)
+                    each.switch(duel.challenger, now_s, ratio=duel.ratio, pairs=duel.samples)
                     each.watched = each is not contest
             self.switches += 1
             effects.append(Decided("switch", *told))

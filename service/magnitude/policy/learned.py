@@ -53,6 +53,9 @@ class Entry(msgspec.Struct, frozen=True, kw_only=True):
     origin: Origin = "measured"
     evidence: tuple[Evidence, ...] = ()
 
+    def evidence_of(self, choice: Choice) -> Evidence | None:
+        return next((one for one in self.evidence if one.choice == choice), None)
+
 
 class Rejected(msgspec.Struct, frozen=True, kw_only=True):
     """A choice that is not to be tried again in that situation ("": in any), and why."""

@@ -147,7 +147,9 @@ class Optimizer:
         variant = self.variant_for(at)
         if (chunk, variant) == (self._in_force.prefill_chunk, self._in_force.variant):
             return self._in_force
-        return self._remember(msgspec.structs.replace(self._in_force, prefill_chunk=chunk, variant=variant))
+        by_own = self._remember(msgspec.structs.replace(self._in_force, prefill_chunk=chunk, variant=""))
+        # Where the variant cannot compute (yet), the request is run by the model's own weights.
+        return self._remember(msgspec.structs.replace(by_own, variant=variant)) if variant else by_own
 
     def variant_for(self, at: Situation) -> str:
         """The weights for a request, of those that stay within the model's tolerance: the model's own, unless heat,
@@ -202,7 +204,8 @@ class Optimizer:
         """Begin anew with that dump, by these rules. Sessions that are there stay."""
         self._changed_before = self.changed + 1
         self._checks = self._samples = 0
-        self._pool.begin_anew()
+        if not (learned.entries or learned.verified):  # a reset; else what was proven meanwhile stays so
+            self._pool.begin_anew()
         self._begin(rules, learned)
 
     def pin(self, choices: dict[Part, Choice]) -> None:

@@ -437,7 +437,9 @@ class Dispatcher:
             self._decide(SetComputeSlots(name, plan.compute_slots))
 
     def _strategy_for(self, plan: ModelPlan, tokens: int, cached_tokens: int) -> Strategy:
-        return self.strategy_for(plan, tokens, cached_tokens) or planned_strategy(plan)
+        strategy = self.strategy_for(plan, tokens, cached_tokens) or planned_strategy(plan)
+        # Who computes is settled by `variants`; a variant that was named and is not it has no part in how it ends.
+        return msgspec.structs.replace(strategy, variant="") if strategy.variant else strategy
 
     def _places_changed(self) -> None:
         self._decide(PlacesChanged())
@@ -527,6 +529,7 @@ class Dispatcher:
         self._suspicion.over(request_id)
         self._decide(Withdraw(request_id))
         task.move(self.next_id(), parent.description.name, max_draft=parent.max_draft)
+        task.strategy_id = ""  # the model's own, not the variant's
         try:
             self._submit(task, task.submission(self.conversations.known(parent, task.task)))
         except MagnitudeError as error:

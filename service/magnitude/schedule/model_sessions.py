@@ -13,6 +13,7 @@ from typing import Any, Literal
 
 import msgspec
 
+from magnitude.engine.message import Message
 from magnitude.engine.protocol import Failed, ToService
 from magnitude.engine.session_messages import (
     Compared,
@@ -47,9 +48,15 @@ CHECK_PATIENCE_S = 3.0
 # Engines that may die while they work on a session, or of themselves while it runs, before it is given up: one can be
 # an accident.
 DEATHS_TOLERATED = 2
-# A probe that came to nothing though no request of this model was open is answered after so long: whoever asked for
-# it would ask again at once.
-PROBE_PAUSE_S = 5.0
+# Deaths of engines that a session ran in are forgotten once it has been in use for so long since: what a session
+# causes comes back within minutes, each run being like the others, and accidents months apart say nothing together.
+FORGIVEN_AFTER_S = 3600.0
+# A probe waits so long for other models to be done: longer than one answer of a conversation takes. What still
+# computes then is under a load that may last, and whoever asked for the probe has a better use of its time.
+PROBE_PATIENCE_S = 10.0
+# A probe that came to nothing though no request of this model was open, and what ended by an error, is answered after
+# so long: whoever asked for it would ask again at once.
+PAUSE_S = 5.0
 # Positions behind which runs are timed: a short conversation's.
 PROBED_PAST_TOKENS = 128
 
@@ -76,13 +83,19 @@ class ModelSessions:
         tell: Callable[[Event], None],
         *,
         busy: Callable[[], bool],
+        timing: Callable[[bool], None] = lambda now: None,
+        probe_patience_s: float = PROBE_PATIENCE_S,
+        pause_s: float = PAUSE_S,
     ) -> None:
-        """`busy`: whether requests for this model are open."""
+        """`busy`: whether requests for this model are open. `timing` is told when a probe's runs begin and end."""
         self._desk = desk
         self._plan = plan
         self._own = own
         self._tell = tell
         self._busy = busy
+        self._timing = timing
+        self._probe_patience_s = probe_patience_s
+        self._pause_s = pause_s
         self._model = plan.description.name
         self._held: dict[SessionSpec, HeldSession] = {}
         self._dropped: set[SessionSpec] = set()  # while they are being made
@@ -90,9 +103,11 @@ class ModelSessions:
         self._never: dict[SessionSpec, str] = {}
         self._deaths_making: Counter[SessionSpec] = Counter()  # in a row
         self._deaths_running: Counter[SessionSpec] = Counter()
+        self._ran_well_s: dict[SessionSpec, float] = {}  # in use since the last of them; of those that had any
         self._making: SessionSpec | None = None
         self._at_work: tuple[SessionSpec, ...] = ()
         self._in_use: tuple[SessionSpec, ...] = ()
+        self._in_use_since_s = 0.0
         self._asked: tuple[SessionSpec | None, SessionSpec | None, TrialRuns | None] | None = None
         self._session_bytes = plan.description.weight_bytes  # until one was made: about its packed weights
         self._background = Background("work on a further session failed")
@@ -117,6 +132,7 @@ class ModelSessions:
     def engine_down(self, loss: EngineLoss | None) -> None:
         """The sessions are gone with their engine; `loss` None: the model was unloaded."""
         self._background.cancel()
+        self._forgive()
         if loss is not None and loss.cause != "recycled":
             self._count_deaths(loss)
         self._held.clear()
@@ -136,8 +152,11 @@ class ModelSessions:
             self._tell(SessionReady(session, 0))
             return
         self._dropped.discard(session)
-        if session not in self._held:
-            self._start(self._prepare(session))
+        held = self._held.get(session)
+        if held is None:
+            self._start(lambda: self._prepare(session), lambda reason: self._let_go(session, reason, lasting=False))
+        elif held.state == "there":
+            self._tell(SessionReady(session, held.bytes_))
 
     def drop(self, session: SessionSpec) -> None:
         held = self._held.get(session)
@@ -147,10 +166,10 @@ class ModelSessions:
         self._release(session)
 
     def check(self, session: SessionSpec) -> None:
-        self._start(self._check(session))
+        self._start(lambda: self._check(session), lambda reason: self._let_go(session, reason, lasting=False))
 
     def probe(self, probe: terms.Probe) -> None:
-        self._start(self._probe(probe))
+        self._start(lambda: self._probe(probe), lambda reason: self._background.start(self._not_timed(probe)))
 
     def use(self, strategy: Strategy, trial: terms.Trial | None) -> None:
         """From the next run on. A session that is not there, or must not be used, is the model's own."""
@@ -160,6 +179,7 @@ class ModelSessions:
             phase: Literal["decode", "prefill"] = "decode" if trial.part == "decode" else "prefill"
             tried = TrialRuns(phase=phase, session=self._usable(trial.session), every=trial.every)
         asked = (decode, prefill, tried)
+        self._forgive()
         used = [decode, prefill, tried.session if tried is not None else None]
         self._in_use = tuple(session for session in used if session is not None)
         # A new engine runs everything by the model's own sessions.
@@ -184,11 +204,17 @@ class ModelSessions:
 
     # --- in the background ---
 
-    def _start(self, work: Coroutine[Any, Any, None]) -> None:
-        if self._desk.up:
-            self._background.start(work)
-        else:
-            work.close()  # it is asked for anew when there is an engine
+    def _start(self, work: Callable[[], Coroutine[Any, Any, None]], failed: Callable[[str], None]) -> None:
+        """`failed` is told why, should the work end by an error: whoever asked for it waits for an answer."""
+        if self._desk.up:  # else it is asked for anew when there is an engine
+            self._background.start(self._to_an_end(work, failed))
+
+    async def _to_an_end(self, work: Callable[[], Coroutine[Any, Any, None]], failed: Callable[[str], None]) -> None:
+        try:
+            await work()
+        except Exception as error:
+            log.exception("work on a further session of %s failed", self._model)
+            failed(f"{type(error).__name__}: {error}")
 
     async def _prepare(self, session: SessionSpec) -> None:
         if session in self._never:
@@ -216,8 +242,10 @@ class ModelSessions:
         message = PrepareSession(request_id=request_id, model=self._model, session=session)
         self._held[session] = HeldSession(session=session, bytes_=self._session_bytes, state="making")
         self._making = session
-        answer = await self._desk.ask(message, request_id)
-        self._making = None
+        try:
+            answer = await self._desk.ask(message, request_id)
+        finally:
+            self._making = None
         del self._deaths_making[session]
         if not isinstance(answer, SessionPrepared):
             del self._held[session]
@@ -256,11 +284,10 @@ class ModelSessions:
                 slot=self._plan.scratch_slot,
                 texts=texts,
             )
-            self._at_work = (session,)
-            answer = await self._desk.ask(message, request_id)
-            self._at_work = ()
-            self._give_back_slot()
-        if isinstance(answer, Failed) and not self._there(session):
+            answer = await self._at_work_on((session,), message, request_id)
+        if not isinstance(answer, Compared):
+            if self._there(session):  # else it was given up meanwhile
+                self._let_go(session, *_reason_of(answer))
             return
         verdict = verdict_of(session, answer)
         fields = {"model": self._model, "session": session.session_id, "equal": verdict.equal}
@@ -278,21 +305,29 @@ class ModelSessions:
 
     async def _probe(self, probe: terms.Probe) -> None:
         await self._desk.settled()
-        if not await self._desk.quiet(given_up=self._busy):
+        if not await self._desk.quiet(patience_s=self._probe_patience_s, given_up=self._busy):
             self._tell(ProbeDone(probe, (), complete=False))
             return
-        seconds: tuple[tuple[float, ...], ...] = ()
-        complete, reason = False, "something else came first"
         async with self._desk.one:
-            answer = await self._timed(probe) if self._desk.idle() else None
-        if isinstance(answer, Probed):
-            seconds, complete = answer.seconds, answer.complete
-        elif answer is not None:
-            reason = _reason_of(answer)[0]
-            log.warning("sessions could not be timed", extra={"fields": {"model": self._model, "reason": reason}})
-        if not any(seconds) and not self._busy():
-            await asyncio.sleep(PROBE_PAUSE_S)
-        self._tell(ProbeDone(probe, seconds, complete))
+            answer = None
+            if self._desk.idle():
+                self._timing(True)
+                try:
+                    answer = await self._timed(probe)
+                finally:
+                    self._timing(False)
+        if isinstance(answer, Probed) and any(answer.seconds):
+            self._tell(ProbeDone(probe, answer.seconds, answer.complete))
+            return
+        if answer is not None and not isinstance(answer, Probed):
+            fields = {"model": self._model, "reason": _reason_of(answer)[0]}
+            log.warning("sessions could not be timed", extra={"fields": fields})
+        await self._not_timed(probe)
+
+    async def _not_timed(self, probe: terms.Probe) -> None:
+        if not self._busy():
+            await asyncio.sleep(self._pause_s)
+        self._tell(ProbeDone(probe, (), complete=False))
 
     async def _timed(self, probe: terms.Probe) -> ToService:
         """What the engine answers."""
@@ -307,9 +342,16 @@ class ModelSessions:
             rounds=probe.rounds,
             past_tokens=max(0, min(PROBED_PAST_TOKENS, self._longest_tokens - longest)),
         )
-        self._at_work = tuple(run.session for run in runs if run.session is not None)
-        answer = await self._desk.ask(message, request_id)
-        self._at_work = ()
+        sessions = tuple(run.session for run in runs if run.session is not None)
+        return await self._at_work_on(sessions, message, request_id)
+
+    async def _at_work_on(self, sessions: tuple[SessionSpec, ...], message: Message, request_id: int) -> ToService:
+        """What the engine answers, once it has let go of the scratch slot."""
+        self._at_work = sessions
+        try:
+            answer = await self._desk.ask(message, request_id)
+        finally:
+            self._at_work = ()
         self._give_back_slot()
         return answer
 
@@ -347,30 +389,53 @@ class ModelSessions:
         self._dropped.discard(session)
         self._desk.send(ReleaseSession(request_id=self._desk.next_id(), model=self._model, session=session))
 
+    def _forgive(self) -> None:
+        """To be called before other sessions are in use."""
+        since_s, self._in_use_since_s = self._in_use_since_s, self._desk.clock()
+        for session in set(self._in_use):
+            if session in self._ran_well_s:
+                self._ran_well_s[session] += self._in_use_since_s - since_s
+                if self._ran_well_s[session] >= FORGIVEN_AFTER_S:
+                    del self._ran_well_s[session], self._deaths_running[session]
+
     def _count_deaths(self, loss: EngineLoss) -> None:
         """Who kills the engine from outside may do so for what making a session takes, not for what it runs."""
         if self._making is not None:
             self._deaths_making[self._making] += 1
         if loss.blames_request:
-            self._deaths_running.update({*self._at_work, *self._in_use})
+            blamed = {*self._at_work, *self._in_use}
+            self._deaths_running.update(blamed)
+            self._ran_well_s.update(dict.fromkeys(blamed, 0.0))
         for counts in (self._deaths_making, self._deaths_running):
             for session, deaths in counts.items():
                 if deaths >= DEATHS_TOLERATED and session not in self._never:
                     self._give_up(session, f"{deaths} engines died with it, the last one: {loss.reason}")
 
+    def _let_go(self, session: SessionSpec, reason: str, lasting: bool) -> None:
+        """It could not be made or compared, which says nothing of its results."""
+        fields = {"model": self._model, "session": session.session_id, "reason": reason}
+        log.warning("session cannot be had", extra={"fields": fields})
+        if session in self._held:
+            self._release(session)
+        self._refused_s[session] = self._desk.clock()
+        self._tell(SessionFailed(session, reason, lasting))
+
     def _give_up(self, session: SessionSpec, reason: str) -> None:
         self._never[session] = reason
 
     def _give_back_slot(self) -> None:
-        if self._plan.kv is not None:
+        if self._plan.kv is None:
+            return
+        try:
             self._plan.kv.release_slot(self._plan.scratch_slot)
+        except OSError as error:
+            fields = {"model": self._model, "reason": str(error)}
+            log.warning("KV memory of the scratch slot could not be given back", extra={"fields": fields})
 
 
-def verdict_of(session: SessionSpec, answer: object) -> Verified:
+def verdict_of(session: SessionSpec, answer: Compared) -> Verified:
     """Whether its results are those of the model's own: equal to the bit, or within the tolerance that a model's
     golden set has."""
-    if not isinstance(answer, Compared):
-        return Verified(session=session, passed=False, equal=False, top1_agreement=0.0, reason=_reason_of(answer)[0])
     reason = ""
     if answer.positions <= 0:
         reason = "nothing could be compared"
@@ -394,5 +459,6 @@ def verdict_of(session: SessionSpec, answer: object) -> Verified:
 def _reason_of(answer: object) -> tuple[str, bool]:
     """Why, and whether trying again is of no use."""
     if isinstance(answer, Failed):
-        return answer.message, answer.permanent
+        # A CPU that is offline, or taken from the service, may come back.
+        return answer.message, answer.permanent and answer.code != "cpus_not_usable"
     return f"the engine answered with {type(answer).__name__}", False

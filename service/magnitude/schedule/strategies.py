@@ -59,8 +59,9 @@ class _Served:
         self.load = _IDLE
         self.allowed = True
         self.known = ""
+        self.planned_slots = facts.max_batch  # as loading has measured it
+        self.chosen_slots: int | None = None  # None: as planned
         self.pinned: Pinned | None = None
-        self.max_batch = facts.max_batch  # as last put in force
 
 
 class Strategies:
@@ -387,7 +388,9 @@ class Strategies:
             experimenting=self._share_experiments,
             clock=self._clock,
         )
-        sessions = ModelSessions(self._desk, plan, facts.own, loop.tell, busy=lambda: name in self._load)
+        sessions = ModelSessions(
+            self._desk, plan, facts.own, loop.tell, busy=lambda: name in self._load, timing=loop.timing
+        )
         loop.hands = sessions
         served = self._served[name] = _Served(plan, facts, binding, loop, sessions)
         served.known = known
@@ -403,9 +406,14 @@ class Strategies:
     def _put_in_force(self, model: str, strategy: Strategy) -> None:
         """The number of generations at once is the plan's own, which loading may measure anew, until it is chosen."""
         served = self._served[model]
-        if strategy.max_batch != served.max_batch:
-            served.max_batch = strategy.max_batch
-            self._slots(model, strategy.max_batch)
+        if served.plan.kv is None:
+            return
+        # A loop that has not chosen goes on with what was planned when it began.
+        as_planned = strategy.max_batch in (served.facts.max_batch, served.planned_slots)
+        chosen = None if as_planned else strategy.max_batch
+        if chosen != served.chosen_slots:
+            served.chosen_slots = chosen
+            self._slots(model, chosen or served.planned_slots)
 
     def _pin(self, served: _Served, pinned: Pinned | None) -> None:
         before, served.pinned = served.pinned, pinned
@@ -428,10 +436,18 @@ class Strategies:
             served.loop.say(Decided("pinned", "", "", "", kept.in_words, "fixed by a person"))
 
     def _hold(self, served: _Served) -> None:
-        served.loop.hold(planned_strategy(served.plan) if self.held_s() else None)
+        planned = planned_strategy(served.plan)
+        if served.plan.kv is not None:
+            planned = msgspec.structs.replace(planned, max_batch=served.planned_slots)
+        served.loop.hold(planned if self.held_s() else None)
 
     def _come(self, served: _Served) -> None:
         served.present = True
+        slots, chosen = served.plan.compute_slots, served.chosen_slots
+        if slots != chosen:
+            served.planned_slots = slots  # loading may have measured it
+            if chosen is not None:
+                self._slots(served.facts.name, chosen)
         served.loop.tell(EngineChanged(up=True))
         served.load = _IDLE  # as the loop takes it
         self._tell_load(served, self._load.get(served.facts.name, _IDLE))

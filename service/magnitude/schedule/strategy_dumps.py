@@ -21,20 +21,26 @@ class _Kept:
     """One model's loop, and what of it is saved."""
 
     def __init__(self, binding: Binding, chooser: Chooser, now_s: float) -> None:
-        self.saved_s = now_s
+        self.tried_s = now_s  # when it was last written, or could not be
         self._binding = binding
         self._chooser = chooser
         self._saved = chooser.changed
 
     @property
     def changed(self) -> bool:
+        """Since it was last saved."""
         return self._chooser.changed != self._saved
+
+    @property
+    def mark(self) -> int:
+        """For `saved`, with what is learned by now."""
+        return self._chooser.changed
 
     def learned(self, now_s: float, wall_s: float) -> Learned:
         return self._chooser.learned(self._binding, now_s, wall_s)
 
-    def saved(self, now_s: float) -> None:
-        self._saved, self.saved_s = self._chooser.changed, now_s
+    def saved(self, mark: int) -> None:
+        self._saved = mark
 
 
 class DumpKeeper:
@@ -105,7 +111,7 @@ class DumpKeeper:
         """Begin to save what is due. Cheap; called with every look at the board."""
         now_s = self._clock()
         for model, kept in self._kept.items():
-            if kept.changed and now_s - kept.saved_s >= self.every_s and model not in self._writing:
+            if kept.changed and now_s - kept.tried_s >= self.every_s and model not in self._writing:
                 self._begin(model)
 
     async def close(self) -> None:
@@ -121,10 +127,16 @@ class DumpKeeper:
     def _begin(self, model: str) -> None:
         kept = self._kept[model]
         learned = kept.learned(self._clock(), self._wall())
-        kept.saved(self._clock())
+        kept.tried_s, mark = self._clock(), kept.mark
+
+        def written(writing: asyncio.Future[bool]) -> None:
+            del self._writing[model]
+            if not writing.cancelled() and writing.result():
+                kept.saved(mark)  # else it is tried again when it is due
+
         writing = asyncio.get_running_loop().run_in_executor(None, self._save, learned)
         self._writing[model] = writing
-        writing.add_done_callback(lambda _: self._writing.pop(model, None))
+        writing.add_done_callback(written)
 
     def _save(self, learned: Learned) -> bool:
         try:

@@ -31,7 +31,6 @@ from magnitude.policy.terms import (
     Event,
     PrepareSession,
     Probe,
-    ProbeDone,
     RunsSeen,
     TaskSeen,
     Tick,
@@ -105,8 +104,8 @@ class DecisionMade(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class LoopCounts(msgspec.Struct, frozen=True, kw_only=True):
-    """Since the start of the service. `decisions` by kind and part; `delay_s` from the first sample to the decision,
-    in sum, by part, over `delays` of them."""
+    """Since the start of the service. `decisions` by kind and part; `delay_s` from the first sample to the end of a
+    comparison, won or not, in sum, by part, over `delays` of them."""
 
     decisions: dict[str, dict[str, int]] = {}
     trials: dict[str, int] = {}
@@ -139,7 +138,7 @@ class StrategyLoop:
         self.hands: Hands | None = None
         self.fault = ""
         self.trial: Trial | None = None
-        self.probing: Probe | None = None
+        self._timing = False
         self._as_loaded: Strategy | None = None
         self._put_off: Probe | None = None
         self._in_force = in_force
@@ -177,7 +176,8 @@ class StrategyLoop:
 
     @property
     def experiments(self) -> bool:
-        return self.trial is not None or self.probing is not None
+        """A probe that waits for others measures nothing, and is not in their way."""
+        return self.trial is not None or self._timing
 
     def counts(self) -> LoopCounts:
         return LoopCounts(
@@ -218,10 +218,12 @@ class StrategyLoop:
         """For one request. Raises nothing: a loop that has failed has no opinion of its own."""
         if self.fault or self._as_loaded is not None:
             return self.strategy
+        before = self.experiments
         try:
             return self.chooser.strategy_for(at)
         except Exception as error:
             self._failed(error)
+            self._tell_experimenting(before)
             return self.strategy
 
     # --- what it is told ---
@@ -239,8 +241,6 @@ class StrategyLoop:
             while self._events and not self.fault:
                 event = self._events.popleft()
                 self._seen += 1
-                if isinstance(event, ProbeDone):
-                    self.probing = None
                 for effect in self.chooser.apply(event, self._clock()):
                     self._carry_out(effect)
             self._set_timer()
@@ -251,12 +251,18 @@ class StrategyLoop:
             self._telling = False
             self._keep_decisions()
             self._cpu_s += self._cpu_clock() - began_s
-        if self.experiments != before:
-            self._experimenting()
+        self._tell_experimenting(before)
+
+    def timing(self, now: bool) -> None:
+        """Whether the runs of a probe are `now` under way."""
+        before = self.experiments
+        self._timing = now and not self.fault
+        self._tell_experimenting(before)
 
     def engine_gone(self) -> None:
         """What was under way in it will not be answered."""
-        self.trial = self.probing = self._put_off = None
+        self.trial = self._put_off = None
+        self._timing = False
 
     def hold(self, as_loaded: Strategy | None) -> None:
         """Run by this strategy and learn nothing, until told None: then go on as before."""
@@ -280,6 +286,10 @@ class StrategyLoop:
 
     # --- inside ---
 
+    def _tell_experimenting(self, before: bool) -> None:
+        if self.experiments != before:
+            self._experimenting()
+
     def _carry_out(self, effect: Effect) -> None:
         hands = self.hands
         assert hands is not None, "whoever made the loop has given it hands"
@@ -293,7 +303,6 @@ class StrategyLoop:
             case CheckSession(session):
                 hands.check(session)
             case Probe():
-                self.probing = effect
                 self._probes[effect.part] += 1
                 if self._as_loaded is None:
                     hands.probe(effect)
@@ -318,7 +327,7 @@ class StrategyLoop:
         """Log, keep and count a decision."""
         self._decisions.append((self._clock(), decided))
         self._counts.setdefault(decided.kind, Counter())[decided.part] += 1
-        if decided.kind in ("switch", "revert", "kept", "rejected"):
+        if decided.kind in ("switch", "kept"):  # the others are not decided by samples
             self._delays[decided.part] += 1
             self._delay_s[decided.part] = self._delay_s.get(decided.part, 0.0) + decided.delay_s
         fields = {
@@ -349,7 +358,8 @@ class StrategyLoop:
         """The service goes on as if it had never been: by the model's own session, with what is in force else."""
         self._faults += 1
         self.fault = f"{type(error).__name__}: {error}"
-        self.trial = self.probing = None
+        self.trial = None
+        self._timing = False
         log.error("the strategy loop of %s failed and is given up", self.model, exc_info=error)
         self.close()
         with contextlib.suppress(Exception):  # it is told already, and there is nothing else to fall back to

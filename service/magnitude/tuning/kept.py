@@ -50,4 +50,4 @@ class SweepFile:
         self._file.save(kept)
 
     def remove(self) -> None:
-        self._file.path.unlink(missing_ok=True)
+        self._file.remove()
