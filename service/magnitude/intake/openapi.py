@@ -62,6 +62,7 @@ def openapi_document() -> dict[str, Any]:
         "as_prior": {"type": "boolean"},
         "reset": {"type": "boolean"},
         "all": {"type": "boolean"},
+        "trained": {"type": "boolean"},
         "pin": {"type": "object"},
         "unpin": {"type": "boolean"},
     }
