@@ -310,7 +310,8 @@ def test_one_model_experiments_at_a_time() -> None:
         await house.until(lambda: MayExperiment(False) in house.events("e"))
         assert MayExperiment(False) not in house.events("m")
         house.strategies.engine_down(LOSS)
-        assert house.events("e")[-2:] == [MayExperiment(True), DOWN]
+        # Which of the two loops has begun first, and so is told first, is open.
+        assert set(house.events("e")[-2:]) == {MayExperiment(True), DOWN}
 
     play(house, scenario)
 
