@@ -46,7 +46,19 @@ SHOWN_DECISIONS = 64
 LEAST_WAKE_S = 0.2
 # Decisions that are worth a line where people look; the others are in the table of decisions.
 _LOUD: frozenset[DecisionKind] = frozenset(
-    {"start", "situation", "switch", "revert", "rejected", "dropped", "retired", "pinned"}
+    {
+        "start",
+        "situation",
+        "switch",
+        "revert",
+        "rejected",
+        "dropped",
+        "retired",
+        "pinned",
+        "unpinned",
+        "reset",
+        "imported",
+    }
 )
 
 
