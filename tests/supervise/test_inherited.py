@@ -5,6 +5,7 @@ import logging
 import os
 import socket
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 
@@ -15,7 +16,8 @@ class HandedOver:
     """Descriptors in a row, as a service manager leaves them behind: a listening socket, memory, memory."""
 
     def __init__(self) -> None:
-        self.first_fd = 700  # free in any test run
+        # Free, and so are the next ones: other tests may have left descriptors open.
+        self.first_fd = 16 + max(int(entry.name) for entry in Path("/proc/self/fd").iterdir())
         listening = socket.create_server(("127.0.0.1", 0))
         for number, fd in enumerate((listening.detach(), os.memfd_create("kv"), os.memfd_create("table"))):
             os.dup2(fd, self.first_fd + number, inheritable=True)
@@ -39,9 +41,9 @@ def test_sockets_and_stored_descriptors_come_by_name_and_stay_with_us(given: Han
     environ = given.environ(LISTEN_FDNAMES="magnitude.socket:magnitude-kv:magnitude-table")
     found = take_inherited(environ, given.first_fd)
     assert found == [
-        InheritedFd("magnitude.socket", 700),
-        InheritedFd("magnitude-kv", 701),
-        InheritedFd("magnitude-table", 702),
+        InheritedFd("magnitude.socket", given.first_fd),
+        InheritedFd("magnitude-kv", given.first_fd + 1),
+        InheritedFd("magnitude-table", given.first_fd + 2),
     ]
     assert [one.is_socket for one in found] == [True, False, False]
     assert not any(os.get_inheritable(one.fd) for one in found)
@@ -51,15 +53,16 @@ def test_sockets_and_stored_descriptors_come_by_name_and_stay_with_us(given: Han
 @pytest.mark.parametrize(
     ("names", "expected"),
     [
-        ("(unset)", ["fd700", "fd701", "fd702"]),
-        ("api", ["api", "fd701", "fd702"]),
-        ("api::x", ["api", "fd701", "x"]),
+        ("(unset)", ["fd{0}", "fd{1}", "fd{2}"]),
+        ("api", ["api", "fd{1}", "fd{2}"]),
+        ("api::x", ["api", "fd{1}", "x"]),
         ("a:b:c:d:e", ["a", "b", "c"]),
     ],
 )
 def test_names_that_are_missing_are_made_up(given: HandedOver, names: str, expected: list[str]) -> None:
     found = take_inherited(given.environ(LISTEN_FDNAMES=names), given.first_fd)
-    assert [one.name for one in found] == expected
+    numbers = range(given.first_fd, given.first_fd + 3)
+    assert [one.name for one in found] == [name.format(*numbers) for name in expected]
 
 
 @pytest.mark.parametrize(
@@ -83,8 +86,8 @@ def test_variables_that_are_not_for_us_are_ignored_and_removed(given: HandedOver
 
 
 def test_a_descriptor_that_is_not_open_costs_only_itself(given: HandedOver, caplog: pytest.LogCaptureFixture) -> None:
-    os.close(701)
+    os.close(given.first_fd + 1)
     with caplog.at_level(logging.WARNING):
         found = take_inherited(given.environ(LISTEN_FDNAMES="a:b:c"), given.first_fd)
-    assert [(one.name, one.fd) for one in found] == [("a", 700), ("c", 702)]
-    assert [record.fields["fd"] for record in caplog.records] == [701]  # type: ignore[attr-defined]
+    assert [(one.name, one.fd) for one in found] == [("a", given.first_fd), ("c", given.first_fd + 2)]
+    assert [record.fields["fd"] for record in caplog.records] == [given.first_fd + 1]  # type: ignore[attr-defined]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import mmap
 import os
+import weakref
 
 import numpy as np
 from numpy.typing import NDArray
@@ -37,6 +38,7 @@ class KvMemory:
             )
         self.layout = layout
         self.fd = os.dup(fd)
+        self._closing = weakref.finalize(self, os.close, self.fd)  # also when a load fails half way
         self._map: mmap.mmap | None = mmap.mmap(fd, layout.total_bytes, mmap.MAP_SHARED)
 
     def slot_bytes(self, layer: int, *, value: bool, slot: int) -> NDArray[np.uint8]:
@@ -79,4 +81,4 @@ class KvMemory:
         if self._map is not None:
             self._map.close()
             self._map = None
-            os.close(self.fd)
+            self._closing()
