@@ -100,7 +100,8 @@ class World:
                     verdict = Verified(session=session, passed=self.passes(session), equal=True)
                     self._later.append((self.now_s + 0.5, SessionChecked(verdict)))
                 case Probe():
-                    self._later.append((self.now_s + 0.3, self._probed(effect)))
+                    done = self._probed(effect)
+                    self._later.append((self.now_s + sum(map(sum, done.seconds)), done))
 
     def board_becomes(self, board: BoardSeen) -> None:
         self.board = board

@@ -34,7 +34,6 @@ LEARNED = Learned(
     ),
     rejected=(Rejected(part="decode", key="", choice=FOUR, reason="tasks timed out"),),
     verified=(Verified(session=SessionSpec(threads=2), passed=True, equal=True),),
-    knee={"cores=4 clock=0.9": 4},
     samples=900,
 )
 
@@ -83,4 +82,4 @@ def test_a_hint_weighs_one_sample_at_most_and_proves_nothing() -> None:
     assert [each.weight for each in entry.evidence] == [1.0, 0.4]
     assert [each.cost_s for each in entry.evidence] == [0.011, 0.016]
     assert [each.failed for each in entry.evidence] == [0.0, 0.0]
-    assert (hint.verified, hint.rejected, hint.knee, hint.samples) == ((), (), {}, 0)
+    assert (hint.verified, hint.rejected, hint.samples) == ((), (), 0)

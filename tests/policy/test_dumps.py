@@ -87,7 +87,6 @@ def learned(samples: int = 100, binding: Binding = HERE, keys: int = 1) -> Learn
         ),
         rejected=(Rejected(part="decode", key="", choice=FOUR, reason="tasks timed out"),),
         verified=(Verified(session=SessionSpec(threads=2), passed=True, equal=True),),
-        knee={"cores=4 clock=0.9": 4},
         samples=samples,
     )
 

@@ -42,7 +42,7 @@ def busy(world: World, times: int = 6) -> None:
 def test_a_faster_session_is_found_proven_and_used() -> None:
     world = World(fresh(), one_is_faster, noise=0.05)
     world.start()
-    busy(world)
+    busy(world, 15)
     assert world.optimizer.strategy.decode == ONE
     assert world.optimizer.strategy.prefill == ONE
     switch = world.kinds("switch")[0]

@@ -9,7 +9,7 @@ import msgspec
 from magnitude.policy.ageing import AgedAverage, AgedMean, AgedQuantiles, MeanState
 from magnitude.policy.learned import Choice, Entry, Evidence, Origin
 from magnitude.policy.rules import Rules
-from magnitude.policy.situation import Part
+from magnitude.policy.situation import Part, clockless
 
 # What did not win is tried again after so many half-lives: by then the figures that spoke against it count for a
 # quarter, or a sixteenth.
@@ -25,8 +25,8 @@ MOST_DWELL_S = 3600.0
 # The level of recent runs, against that of the last hour: ten seconds are twenty reports.
 RECENT_HALF_LIFE_S = 10.0
 RECENT_WEIGHT = 8.0
-# Half of the processor gone makes a run take half as long again at least (docs/performance.md); a warm board up to a
-# third. Less than this changes no ranking worth a new comparison.
+# Half of the processor gone makes a run take 1.4 to 2.3 times as long (SmolLM2-135M on two x86 cores: by a quota, by
+# affinity, by a neighbour). Less than this changes no ranking worth a new comparison (assumed).
 DRIFT = math.log(1.25)
 # A neighbour that comes and goes within less is noise: comparisons are of ratios and go on through it. Where every
 # level were followed, none would come to an end (seen on a machine that eight others shared).
@@ -81,6 +81,7 @@ class Contest:
     def __init__(self, part: Part, key: str, chosen: Choice, rules: Rules, now_s: float) -> None:
         self.part = part
         self.key = key
+        self.work = clockless(key)  # what is compared, at whatever clock
         self.chosen = chosen
         self.origin: Origin = "measured"
         self.begun_s = now_s

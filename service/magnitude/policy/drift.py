@@ -56,7 +56,7 @@ def gives_prior(binding: Binding, now: Binding) -> bool:
 
 def weakened(learned: Learned, now: Binding) -> Learned:
     """`learned` as a hint for `now`: choices and their costs with the weight of one sample. Nothing that was proven
-    or refused is taken over, and no knee: those are of the binding that they were found with."""
+    or refused is taken over: those are of the binding that they were found with."""
     return Learned(
         binding=now, entries=tuple(_weak(entry) for entry in learned.entries), saved_at_s=learned.saved_at_s
     )

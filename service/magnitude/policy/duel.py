@@ -11,26 +11,27 @@ from typing import Literal
 
 from magnitude.policy.learned import Choice
 
-# A P95 of 50 samples is the third largest of them: of two equal choices one is 10 % above the other about as often as
-# not on a busy machine. Twice that spread is no accident.
+# A P95 of 50 samples is the third largest of them. Of two equal choices whose times scatter by 17 % it is above 1.10
+# times the other's in one of ten comparisons, and above 1.18 in one of a hundred (4,000 simulated).
 MOST_P95 = 1.2
 
 Verdict = Literal["open", "won", "lost", "even"]
 
-# So many standard errors must lie between what was measured and the margin. A look after each of 50 samples at two
-# equal choices passes 3 of them in about one of 100 comparisons (simulated: tests/policy/test_duel.py), and then the
-# margin is still to be passed.
+# So many standard errors must lie between what was measured and the margin. Looks after each of the samples 50
+# to 100 of two equal choices pass 3 of them, on either side, in one of sixty comparisons (3,000 simulated); and then
+# the margin is still to be passed.
 SURE = 3.0
 # A hundredth of the time cannot be told from none where times scatter by a few per cent.
 SAME_SPEED = 0.01
-# What loses this clearly is given up early: from here on the spread itself is known to about a third.
+# What loses this clearly is given up early. With so few samples one of thirty equal choices is given up as well
+# (3,000 simulated), and tried again when its time has come.
 LEAST_SAMPLES = 8
 # What wins by at least so much need not be measured to the percent: it is used after so many samples, which is the
 # least window that the configuration allows. On a board where a pair takes half a minute that is minutes, not an
 # hour.
 CLEAR_GAIN, CLEAR_SAMPLES = 0.2, 20
-# Two values far apart say nothing of each other: one of them met a stall of the machine. Half as much again or twice
-# as much is what a hundred runs of a busy two-core machine stay within.
+# Further apart one of the two met a stall of the machine: no number of threads of a board costs that much more than
+# another one.
 OUTLIER = math.log(8.0)
 
 

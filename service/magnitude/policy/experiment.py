@@ -10,7 +10,9 @@ from msgspec.structs import replace
 from magnitude.policy.contest import Contest
 from magnitude.policy.duel import Duel
 from magnitude.policy.learned import Choice
+from magnitude.policy.moment import ENCODED_TOKENS
 from magnitude.policy.rules import Rules
+from magnitude.policy.situation import fields_of
 from magnitude.policy.terms import Probe, ProbeDone, RunsSeen, Trial
 
 # "try": a challenger against what is chosen. "watch": after a switch, what was left against what is chosen, under
@@ -23,8 +25,6 @@ DECODE_ROUNDS, PIECE_ROUNDS = 10, 5
 # A request that comes waits for the run that is being probed: a piece is made smaller until it takes no longer than
 # this, or has as few tokens as a piece beside answers.
 PROBE_RUN_S, LEAST_PIECE = 0.5, 32
-# Text of an encoder that is probed: a sentence or two.
-ENCODE_TOKENS = 64
 # Times of both sides from reports further apart than this are not of the same moment: two reports' distance. Where a
 # run itself takes seconds (a piece of a prompt on a small board), so many runs' time: prompts do not follow one
 # another at once.
@@ -72,13 +72,13 @@ class Experiment:
             fitting = int(PROBE_RUN_S / cost_s) if (cost_s := costs.cost_s(now_s)) > 0 else LEAST_PIECE
             chunk = min(duel.incumbent.chunk, max(LEAST_PIECE, fitting))
             choices = (replace(duel.incumbent, chunk=chunk), replace(duel.challenger, chunk=chunk))
-        fields = dict(part.split("=", 1) for part in contest.key.split())
+        fields = fields_of(contest.key)
         return Probe(
             part=contest.part,
             key=contest.key,
             choices=choices,
             rows=int(float(fields.get("rows", "1"))),
-            tokens=choices[0].chunk if contest.part == "prefill" else ENCODE_TOKENS,
+            tokens=choices[0].chunk if contest.part == "prefill" else ENCODED_TOKENS,
             rounds=DECODE_ROUNDS if contest.part == "decode" else PIECE_ROUNDS,
         )
 

@@ -14,8 +14,7 @@ IMPROBABLE = 1e-3
 # A 95th percentile of fewer tasks is one of the largest times, whichever came.
 LEAST_TASKS = 20
 # Tasks with half a failure that count for what ran before: a strategy that was used for ten tasks without a failure
-# is not perfect, and a service in good order fails about one task in a hundred (clients that ask for the
-# impossible).
+# is not perfect. Assumed: a service in good order fails one task in a hundred.
 PRIOR_TASKS, PRIOR_FAILED = 50.0, 0.5
 # Fewer failures are an accident.
 LEAST_FAILURES = 3

@@ -9,10 +9,10 @@ from magnitude.engine.session_spec import SessionSpec
 from magnitude.policy.contest import Contest
 from magnitude.policy.experiment import GIVE_UP_S, Experiment, LossBudget, most_used
 from magnitude.policy.learned import Choice
-from magnitude.policy.moment import Moment, clockless
+from magnitude.policy.moment import Moment
 from magnitude.policy.rules import Rules
 from magnitude.policy.session_pool import SessionPool
-from magnitude.policy.situation import Part, wider
+from magnitude.policy.situation import Part, clockless, wider
 from magnitude.policy.table import Table, fits
 from magnitude.policy.terms import Decided, Effect, ProbeDone, RunsSeen, Trial
 
@@ -30,6 +30,9 @@ PROBE_SHARE = 0.1
 FIRST_PROBED_SHARE, PROBED_SHARE, PROBED_ALLOWED_S = 1.5, 0.25, 5.0
 # A part that was busy for less than this is not worth an experiment yet.
 LEAST_BUSY_S = 1.0
+# No more often it is looked for something to try under load: reports of runs come twice a second, changes of the load
+# by the dozen, and mostly there is nothing.
+LOOK_EVERY_S = 1.0
 # So often it is looked for something to try while the engine is idle: what did not win is tried again after hours.
 LOOK_AGAIN_S = 60.0
 # Sizes of pieces are compared whole, and a request that comes waits for the piece under way.
@@ -55,8 +58,8 @@ class Laboratory:
         self._table = table
         self._pool = pool
         self._challengers = challengers
-        self._probe_begun_s = -math.inf
         self._next_probe_s = -math.inf
+        self._look_s = -math.inf
 
     # --- what was seen ---
 
@@ -69,8 +72,9 @@ class Laboratory:
     def probed(self, done: ProbeDone, now_s: float) -> None:
         if self.experiment is not None and self.experiment.probe == done.probe:
             self.experiment.probed(done, now_s)
-            self.experiment.contest.probed.add(1.0, sum(map(sum, done.seconds)), now_s)
-            self._next_probe_s = now_s + (now_s - self._probe_begun_s) * (1.0 / PROBE_SHARE - 1.0)
+            computed_s = sum(map(sum, done.seconds))
+            self.experiment.contest.probed.add(1.0, computed_s, now_s)
+            self._next_probe_s = now_s + computed_s * (1.0 / PROBE_SHARE - 1.0)
 
     def engine_gone(self) -> None:
         if self.experiment is not None:
@@ -98,7 +102,10 @@ class Laboratory:
             if experiment.purpose == "watch":
                 experiment.contest.watched = True  # however it ended: it is not begun again
             experiment = self.experiment = None
-        if experiment is None and allowed and moment.calm and not moment.cold and self._rules.explore != "off":
+            self._look_s = -math.inf
+        may_begin = allowed and moment.calm and not moment.cold and self._rules.explore != "off"
+        if experiment is None and may_begin and moment.now_s >= self._look_s:
+            self._look_s = moment.now_s + LOOK_EVERY_S
             experiment = self.experiment = self._next(wanted, moment, fixed, effects)
         if experiment is None:
             return effects
@@ -114,7 +121,6 @@ class Laboratory:
         ours = experiment.purpose == "try" and moment.holds(experiment.contest.part, experiment.contest.key)
         if due and ours and experiment.probe is None and duel.verdict() == "open":
             experiment.probe = experiment.next_probe(moment.now_s)
-            self._probe_begun_s = moment.now_s
             effects.append(experiment.probe)
         return effects
 
@@ -126,7 +132,7 @@ class Laboratory:
         duel, contest = experiment.duel, experiment.contest
         session = duel.challenger.session
         # Only for the very work that is compared: with other rows the challenger may be far slower.
-        present = clockless(moment.key_now(contest.part)) == clockless(contest.key)
+        present = clockless(moment.key_now(contest.part)) == contest.work
         if session is None or not self._pool.ready(session) or not present:
             return None
         if duel.verdict() != "open" or (self.budget.spent and experiment.purpose == "try"):
@@ -280,4 +286,4 @@ def _quick(contest: Contest, challenger: Choice, now_s: float) -> bool:
 
 def _alike(one: Contest, other: Contest) -> bool:
     """Whether they differ in the clock at most."""
-    return one is other or (one.part == other.part and clockless(one.key) == clockless(other.key))
+    return one is other or ((one.part, one.work) == (other.part, other.work))

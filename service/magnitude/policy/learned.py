@@ -34,7 +34,7 @@ class Choice(msgspec.Struct, frozen=True, kw_only=True, dict=True):
 class Evidence(msgspec.Struct, frozen=True, kw_only=True):
     """What is known of one choice in one situation. `cost_s` is seconds for a unit of work (a step, a token, a
     position, a task), `log_spread` the standard deviation of its logarithm, `weight` the samples behind it after
-    ageing, `p95_s` their 95th percentile. `failed` is the aged share of tasks that failed."""
+    ageing, `p95_s` their 95th percentile. `failed` is the share of tasks that failed (told by records only)."""
 
     choice: Choice
     cost_s: float
@@ -89,12 +89,11 @@ class Verified(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Learned(msgspec.Struct, frozen=True, kw_only=True):
-    """All of it. `knee` is the number of rows at the knee of the throughput by "cores=… clock=…"."""
+    """All of it."""
 
     binding: Binding
     entries: tuple[Entry, ...] = ()
     rejected: tuple[Rejected, ...] = ()
     verified: tuple[Verified, ...] = ()
-    knee: dict[str, int] = {}
     samples: int = 0  # that went into it, over all runs of the service
     saved_at_s: float = 0.0  # wall clock, for people only

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import msgspec
 
-from magnitude.policy.situation import Part, Situation, key_of
+from magnitude.policy.situation import Part, Situation, clockless, fields_of, key_of
 from magnitude.policy.terms import BoardSeen, LoadSeen
 
 # While answers run, prompts enter in pieces of so many tokens or fewer (`engine.max_inter_token_ms`).
@@ -57,7 +57,7 @@ class Moment(msgspec.Struct, frozen=True, kw_only=True):
     def key(self, part: Part, *, rows: int = 1, tokens: int = 1) -> str:
         return key_of(part, self.situation(rows=rows, tokens=tokens))
 
-    def same_work(self, part: Part, key: str) -> Situation:
+    def same_work(self, key: str) -> Situation:
         """The situation of `key`'s rows and tokens, on the board as it is now."""
         fields = fields_of(key)
         return self.situation(rows=int(float(fields.get("rows", "1"))), tokens=int(float(fields.get("tokens", "1"))))
@@ -65,24 +65,10 @@ class Moment(msgspec.Struct, frozen=True, kw_only=True):
     def holds(self, part: Part, key: str) -> bool:
         """Whether the board is now as `key` says, at whatever clock: what is compared side by side is a ratio, and a
         board that gets hot does not stay at one clock for as long as a comparison takes."""
-        return clockless(key_of(part, self.same_work(part, key))) == clockless(key)
+        return clockless(key_of(part, self.same_work(key))) == clockless(key)
 
     @property
     def calm(self) -> bool:
         """Whether the board can bear an experiment."""
         board = self.board
         return board.heat != "hot" and board.supply == "full" and board.memory == "ample"
-
-
-def fields_of(key: str) -> dict[str, str]:
-    return dict(field.split("=", 1) for field in key.split())
-
-
-def clockless(key: str) -> str:
-    """A key without its clock."""
-    return " ".join(field for field in key.split() if not field.startswith("clock="))
-
-
-def board_part(key: str) -> str:
-    """Of a key, what the board sets."""
-    return " ".join(field for field in key.split() if field.startswith(("cores=", "clock=")))

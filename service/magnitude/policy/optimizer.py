@@ -17,10 +17,10 @@ from magnitude.policy.contest import Contest
 from magnitude.policy.guard import TaskGuard
 from magnitude.policy.laboratory import Laboratory, sessions_of
 from magnitude.policy.learned import Binding, Choice, Learned, Verified
-from magnitude.policy.moment import Moment, board_part
+from magnitude.policy.moment import Moment
 from magnitude.policy.rules import ModelFacts, Rules
 from magnitude.policy.session_pool import SessionPool
-from magnitude.policy.situation import Part, Situation, key_of
+from magnitude.policy.situation import Part, Situation, board_part, key_of
 from magnitude.policy.strategy import Strategy
 from magnitude.policy.table import Table, fits
 from magnitude.policy.terms import (
@@ -260,7 +260,7 @@ class Optimizer:
         choice = Choice(session=event.session, chunk=(event.chunk or self._in_force.prefill_chunk) if prompt else 0)
         moment = self._moment(now_s)
         key = moment.key(event.part, rows=event.rows, tokens=moment.tokens_of(event.part, event.tokens))
-        contest = self._contest(event.part, key, now_s)
+        contest = self._contest(event.part, key, moment)
         if contest.observe(choice, cost_s, event.runs, event.total_s, now_s):
             reason = f"now takes {cost_s * 1e3:.2f} ms: what was compared before says nothing of that"
             effects.append(Decided("retired", event.part, key, contest.chosen.choice_id, "", reason))
@@ -335,10 +335,10 @@ class Optimizer:
         parts: tuple[Part, ...] = ("decode", "prefill") if self._facts.kind == "decoder" else ("encode",)
         for part in parts:
             key = moment.key_now(part)
-            contest = self._contest(part, key, moment.now_s)
+            contest = self._contest(part, key, moment)
             if not self._usable(contest.chosen):
                 self._table.forget(part, key)
-                contest = self._contest(part, key, moment.now_s)
+                contest = self._contest(part, key, moment)
             wanted[part] = self._pinned.get(part, contest.chosen)
             before = self._keys.get(part, key)
             self._keys[part] = key
@@ -404,7 +404,7 @@ class Optimizer:
         if part == "decode" and moment.board.bandwidth_use is not None and ceilings.read_bytes_s:
             seen_bytes_s = moment.board.bandwidth_use * ceilings.read_bytes_s
         work = ModelWork(weight_bytes=self._facts.weight_bytes)
-        features = features_of(part, moment.same_work(part, key), ceilings, work, read_bytes_s=seen_bytes_s)
+        features = features_of(part, moment.same_work(key), ceilings, work, read_bytes_s=seen_bytes_s)
         return min(moment.board.usable, advise(self._tree, part, features).threads(ceilings))
 
     # --- small things ---
@@ -424,10 +424,14 @@ class Optimizer:
             cold=self._first_up_s is None or now_s < self._first_up_s + self._rules.cold_start_s,
         )
 
-    def _contest(self, part: Part, key: str, now_s: float) -> Contest:
-        moment = self._moment(now_s)
+    def _contest(self, part: Part, key: str, moment: Moment) -> Contest:
         return self._table.contest(
-            part, key, moment.board, now_s, usable=self._usable, advised=lambda: self._advised(part, key, moment)
+            part,
+            key,
+            moment.board,
+            moment.now_s,
+            usable=self._usable,
+            advised=lambda: self._advised(part, key, moment),
         )
 
     def _usable(self, choice: Choice) -> bool:

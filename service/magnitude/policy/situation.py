@@ -20,7 +20,6 @@ PrefixHit = Literal["none", "part", "most"]
 # Lower edges. What a token costs changes most between a prompt that fits one piece and one that takes many.
 TOKEN_EDGES = (1, 33, 129, 513, 2049)
 ROW_EDGES = (1, 2, 3, 5, 9, 17, 33)
-QUEUE_EDGES = (0, 1, 4, 16)
 # Shares of the highest clock. Below half of it a board is in trouble that no strategy mends.
 CLOCK_EDGES = (0.0, 0.5, 0.7, 0.9)
 
@@ -64,6 +63,21 @@ def key_of(part: Part, at: Situation) -> str:
             return f"task={at.task} heat={at.heat} memory={at.memory} supply={at.supply}"
 
 
+def fields_of(key: str) -> dict[str, str]:
+    """A key's fields by name."""
+    return dict(field.split("=", 1) for field in key.split())
+
+
+def clockless(key: str) -> str:
+    """A key without its clock."""
+    return " ".join(field for field in key.split() if not field.startswith("clock="))
+
+
+def board_part(key: str) -> str:
+    """Of a key, what the board sets."""
+    return " ".join(field for field in key.split() if field.startswith(("cores=", "clock=")))
+
+
 @functools.lru_cache(maxsize=512)
 def wider(key: str) -> tuple[str, ...]:
     """Keys of situations near `key`, the nearest first: what was learned there is better than nothing.
@@ -71,7 +85,7 @@ def wider(key: str) -> tuple[str, ...]:
     Clock first: the same choice is mostly best at another clock. Then rows or tokens. Never other cores: what is
     right with four cores is wrong with one.
     """
-    fields = dict(part.split("=", 1) for part in key.split())
+    fields = fields_of(key)
     found: list[str] = []
     if "clock" in fields:
         found += [_with(fields, clock=f"{edge:g}") for edge in reversed(CLOCK_EDGES)]
