@@ -120,14 +120,10 @@ class SessionPool:
         else:
             self._not_before_s[session] = now_s + RETRY_S
 
-    def checked(self, verdict: Verified) -> bool:
-        """Whether it is there and may be used now."""
+    def checked(self, verdict: Verified) -> None:
         self.verified[verdict.session] = verdict
-        if verdict.session not in self._states:
-            return False
-        if verdict.passed:
+        if verdict.passed and verdict.session in self._states:
             self._states[verdict.session] = "ready"
-        return verdict.passed
 
     def engine_gone(self) -> None:
         """Nothing is there any more; what was proven stays so."""

@@ -138,7 +138,7 @@ class ModelLoader:
             if plan.failure is not None or plan.degraded:
                 continue
             request_id = self._dispatcher.next_id()
-            message = _load_message(plan, plan.description, request_id)
+            message = load_message(plan, plan.description, request_id)
             answer = await self.ask(link, message, request_id, plan.kv.fd if plan.kv else None)
             if isinstance(answer, Loaded):
                 await self._load_adapters(link, plan)
@@ -239,7 +239,7 @@ class ModelLoader:
     async def _load(self, link: EngineLink, plan: ModelPlan, description: ModelDescription) -> MagnitudeError | None:
         name = description.name
         request_id = self._dispatcher.next_id()
-        message = _load_message(plan, description, request_id)
+        message = load_message(plan, description, request_id)
         answer = await self.ask(link, message, request_id, plan.kv.fd if plan.kv else None)
         match answer:
             case Loaded():
@@ -272,7 +272,8 @@ class ModelLoader:
                 return MagnitudeError(f"unexpected answer {type(answer).__name__} to loading {name}")
 
 
-def _load_message(plan: ModelPlan, description: ModelDescription, request_id: int) -> LoadModel:
+def load_message(plan: ModelPlan, description: ModelDescription, request_id: int) -> LoadModel:
+    """What an engine is asked for to have the model as it is planned, with `description` for its graph."""
     return LoadModel(
         request_id=request_id,
         model=description,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from pathlib import Path
 
 import msgspec
@@ -24,16 +25,12 @@ class KeptSweep(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class SweepFile:
-    """`off` says why nothing is kept; "" while it is."""
+    """Below `folder`, one for each model's weights."""
 
     def __init__(self, folder: Path, binding: Binding, board: BoardSeen) -> None:
         self._file = StateFile(folder / f"tune-{binding.model_hash[:16]}.json", KeptSweep, schema=SCHEMA)
         self._binding = binding
         self._board = board
-
-    @property
-    def off(self) -> str:
-        return self._file.off
 
     def load(self) -> KeptSweep:
         """Empty where there is nothing, or where it was compared under other conditions."""
@@ -46,7 +43,8 @@ class SweepFile:
         kept = KeptSweep(
             binding=self._binding, board=self._board, compared=tuple(sweep.compared.values()), verified=verified
         )
-        self._file.path.parent.mkdir(parents=True, exist_ok=True)
+        with contextlib.suppress(OSError):  # the save says it
+            self._file.path.parent.mkdir(parents=True, exist_ok=True)
         self._file.save(kept)
 
     def remove(self) -> None:

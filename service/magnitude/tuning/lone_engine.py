@@ -7,17 +7,16 @@ import contextlib
 from types import TracebackType
 
 from magnitude.engine.message import Message
-from magnitude.engine.protocol import Failed, Loaded, LoadModel, PrefillProgress, Steps, ToService
+from magnitude.engine.protocol import Failed, Loaded, PrefillProgress, Steps, ToService
 from magnitude.errors import EngineError, MagnitudeError
 from magnitude.schedule.engine_errors import error_from
+from magnitude.schedule.loading import load_deadline_s, load_message
 from magnitude.schedule.plan import ModelPlan
 from magnitude.supervise.connected_engine import ConnectedEngine, SpawnEngine
 from magnitude.supervise.engine_process import EngineProcess
 from magnitude.supervise.loss import EngineLoss
 
-# A model of any size that a board holds is read within this (`schedule.loading.load_deadline_s`).
-LOAD_WITHIN_S = 600.0
-# Any other answer: the longest is a session of a large model.
+# The longest answer besides the model itself is a session of a large one.
 ANSWER_WITHIN_S = 600.0
 # A process that was killed gives its memory back before it is gone: a second for a gigabyte on a small board.
 ENDS_WITHIN_S = 10.0
@@ -40,18 +39,11 @@ class LoneEngine:
             self._engine = await ConnectedEngine.start(self._spawn, self)
         except OSError as error:
             raise EngineError(f"an engine cannot be started: {error.strerror or error}") from error
-        plan, provision = self.plan, self.plan.provision
-        load = LoadModel(
-            request_id=self.next_id(),
-            model=plan.description,
-            threads=provision.threads,
-            kv=plan.kv.layout if plan.kv is not None else None,
-            max_batch=max(1, provision.max_batch),
-            max_inter_token_ms=provision.max_inter_token_ms,
-        )
+        plan = self.plan
+        load = load_message(plan, plan.description, self.next_id())
         try:
             fd = plan.kv.fd if plan.kv is not None else None
-            answer = await self.ask(load, load.request_id, fd=fd, within_s=LOAD_WITHIN_S)
+            answer = await self.ask(load, load.request_id, fd=fd, within_s=load_deadline_s([plan]))
             if not isinstance(answer, Loaded):
                 raise EngineError(f"{plan.description.name} was answered with {type(answer).__name__}")
         except BaseException:
