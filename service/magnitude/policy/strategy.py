@@ -37,9 +37,13 @@ class Strategy(msgspec.Struct, frozen=True, kw_only=True, dict=True):
     @property
     def in_words(self) -> str:
         """One line for logs and people."""
-        parts = [f"prompts {self.prefill.session_id} in pieces of {self.prefill_chunk}"]
         if self.max_batch:
-            parts.append(f"answers {self.decode.session_id}, {self.max_batch} at once")
+            parts = [
+                f"prompts {self.prefill.session_id} in pieces of {self.prefill_chunk}",
+                f"answers {self.decode.session_id}, {self.max_batch} at once",
+            ]
+        else:
+            parts = [f"texts {self.prefill.session_id}"]  # of an encoder, or tensors
         if self.max_draft:
             parts.append(f"drafts of {self.max_draft}")
         if self.variant:
