@@ -264,11 +264,9 @@ class Dispatcher:
         """At most so many run at once from now on, of all models together; those that run already go on."""
         self._decide(LimitChanged(limit))
 
-    def set_compute_slots(self, model: str, slots: int) -> None:
-        """So many generations of the model run at once from now on; those that run already go on."""
-        plan = self.models_served.by_name[model]
-        plan.compute_slots = max(1, min(slots, plan.provision.max_batch))
-        self._tell_compute_slots(model, plan)
+    def slots_chosen(self, model: str) -> None:
+        """As many generations run at once from now on as the model's plan says; those that run already go on."""
+        self._tell_compute_slots(model, self.models_served.by_name[model])
 
     # --- settings that may change while it runs ---
 

@@ -59,8 +59,6 @@ class _Served:
         self.load = _IDLE
         self.allowed = True
         self.known = ""
-        self.planned_slots = facts.max_batch  # as loading has measured it
-        self.chosen_slots: int | None = None  # None: as planned
         self.pinned: Pinned | None = None
 
 
@@ -69,9 +67,10 @@ class Strategies:
     service runs.
 
     `choose` makes what decides, `binding` says what a model's figures hold for; `loaded` whether a model is in
-    memory, `tasks` gives all open tasks, `board` how the board is (None: not seen yet). `slots` lets so many
-    generations of a model run at once, `note` keeps decisions. `variants` names what may compute in a model's place,
-    the smallest first. `session_memory_bytes` is the most for all further sessions (None: what is left).
+    memory, `tasks` gives all open tasks, `board` how the board is (None: not seen yet). `slots_chosen` is told of a
+    model whose plan has another number of generations at once, `note` keeps decisions. `variants` names what may
+    compute in a model's place, the smallest first. `session_memory_bytes` is the most for all further sessions (None:
+    what is left).
     """
 
     def __init__(
@@ -85,7 +84,7 @@ class Strategies:
         loaded: Callable[[str], bool],
         tasks: Callable[[], Iterable[OpenTask]],
         board: Callable[[], BoardSeen | None],
-        slots: Callable[[str, int], None] = lambda model, generations: None,
+        slots_chosen: Callable[[str], None] = lambda model: None,
         note: Callable[[str, Decided], None] = lambda model, decided: None,
         variants: Callable[[str], tuple[str, ...]] = lambda model: (),
         rules: Rules,
@@ -101,7 +100,7 @@ class Strategies:
         self._loaded = loaded
         self._tasks = tasks
         self._board = board
-        self._slots = slots
+        self._slots_chosen = slots_chosen
         self._note = note
         self._variants = variants
         self.rules = rules
@@ -406,14 +405,15 @@ class Strategies:
     def _put_in_force(self, model: str, strategy: Strategy) -> None:
         """The number of generations at once is the plan's own, which loading may measure anew, until it is chosen."""
         served = self._served[model]
-        if served.plan.kv is None:
+        plan = served.plan
+        if plan.kv is None:
             return
         # A loop that has not chosen goes on with what was planned when it began.
-        as_planned = strategy.max_batch in (served.facts.max_batch, served.planned_slots)
+        as_planned = strategy.max_batch in (served.facts.max_batch, plan.measured_slots)
         chosen = None if as_planned else strategy.max_batch
-        if chosen != served.chosen_slots:
-            served.chosen_slots = chosen
-            self._slots(model, chosen or served.planned_slots)
+        if chosen != plan.chosen_slots:
+            plan.chosen_slots = chosen
+            self._slots_chosen(model)
 
     def _pin(self, served: _Served, pinned: Pinned | None) -> None:
         before, served.pinned = served.pinned, pinned
@@ -436,18 +436,10 @@ class Strategies:
             served.loop.say(Decided("pinned", "", "", "", kept.in_words, "fixed by a person"))
 
     def _hold(self, served: _Served) -> None:
-        planned = planned_strategy(served.plan)
-        if served.plan.kv is not None:
-            planned = msgspec.structs.replace(planned, max_batch=served.planned_slots)
-        served.loop.hold(planned if self.held_s() else None)
+        served.loop.hold(planned_strategy(served.plan) if self.held_s() else None)
 
     def _come(self, served: _Served) -> None:
         served.present = True
-        slots, chosen = served.plan.compute_slots, served.chosen_slots
-        if slots != chosen:
-            served.planned_slots = slots  # loading may have measured it
-            if chosen is not None:
-                self._slots(served.facts.name, chosen)
         served.loop.tell(EngineChanged(up=True))
         served.load = _IDLE  # as the loop takes it
         self._tell_load(served, self._load.get(served.facts.name, _IDLE))
