@@ -65,7 +65,7 @@ class World:
         return Known(tokens, "talk" if tokens else "")
 
     def choose(self, name: str, *, forced: bool = False) -> None:
-        self.routing.choose_by(lambda model, task: name, lambda model: forced)
+        self.routing.choose_by(lambda model, task: name, lambda: forced)
 
     def route(
         self, model: str = "chat", *, prompt: int = 4, limit: int = 4, adapter: str = "", **more: object
