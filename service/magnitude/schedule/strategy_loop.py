@@ -367,7 +367,7 @@ class StrategyLoop:
                 log.exception("a decision could not be kept")
 
     def _failed(self, error: Exception) -> None:
-        """The service goes on as if it had never been: by the model's own session, with what is in force else."""
+        """The service goes on with what is in force, without a trial, until another engine runs all as loaded."""
         self._faults += 1
         self.fault = f"{type(error).__name__}: {error}"
         self.trial = None
