@@ -133,11 +133,11 @@ def test_compute_slots_can_be_set_while_it_runs_within_what_was_planned() -> Non
         await house.until(lambda: house.supervisor.lifecycle.phase is Phase.UP)
         plan = house.dispatcher.plan("m")
         plan.chosen_slots = 1
-        house.dispatcher.slots_chosen("m")
+        house.dispatcher.slots_changed("m")
         running = [await house.dispatcher.generate(task([1, 2], limit=1000)) for _ in range(2)]
         assert (house.dispatcher.running, house.dispatcher.waiting) == (1, 1)
         plan.chosen_slots = 9
-        house.dispatcher.slots_chosen("m")
+        house.dispatcher.slots_changed("m")
         assert plan.compute_slots == 2
         assert (house.dispatcher.running, house.dispatcher.waiting) == (2, 0)
         for generation in running:

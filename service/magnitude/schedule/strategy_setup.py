@@ -174,7 +174,7 @@ def build_strategies(settings: Settings, state_folder: Path, around: Surrounding
 
 def _slots_chosen(dispatcher: Dispatcher, model: str) -> None:
     """Not at once: the loop may have been told in the midst of a decision about requests."""
-    asyncio.get_running_loop().call_soon(dispatcher.slots_chosen, model)
+    asyncio.get_running_loop().call_soon(dispatcher.slots_changed, model)
 
 
 def _trained_tree(dumps: Dumps) -> Tree | None:
