@@ -8,6 +8,7 @@ from magnitude.governor.wanted import in_words
 
 
 def decision_of(effect: Effect) -> Decision:
+    """What the effect asks for, with its reason."""
     reason = effect.reason
     match effect:
         case SetCaps(caps_khz):
