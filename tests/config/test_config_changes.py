@@ -56,6 +56,11 @@ def test_the_documentation_names_every_key_that_is_followed() -> None:
         assert any(fnmatch(key, name) or fnmatch(key, f"kv.{name}") for name in named), key
 
 
+def test_of_the_strategy_loop_only_what_counts_at_its_start_is_not_followed() -> None:
+    policy = {key for key in ALL_KEYS if key.startswith("policy.")}
+    assert policy - LIVE_KEYS == {"policy.cold_start_s", "policy.field_test"}
+
+
 def test_what_opens_sockets_or_builds_the_engine_is_not_followed() -> None:
     assert not LIVE_KEYS & {"server.listen", "server.unix_socket", "engine.model_path", "engine.threads", "kv.slots"}
 

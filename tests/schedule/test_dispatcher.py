@@ -131,11 +131,14 @@ def test_where_nobody_chooses_tasks_are_run_as_planned_and_say_so() -> None:
 def test_compute_slots_can_be_set_while_it_runs_within_what_was_planned() -> None:
     async def scenario(house: House) -> None:
         await house.until(lambda: house.supervisor.lifecycle.phase is Phase.UP)
-        house.dispatcher.set_compute_slots("m", 1)
+        plan = house.dispatcher.plan("m")
+        plan.chosen_slots = 1
+        house.dispatcher.slots_changed("m")
         running = [await house.dispatcher.generate(task([1, 2], limit=1000)) for _ in range(2)]
         assert (house.dispatcher.running, house.dispatcher.waiting) == (1, 1)
-        house.dispatcher.set_compute_slots("m", 9)
-        assert house.dispatcher.plan("m").compute_slots == 2
+        plan.chosen_slots = 9
+        house.dispatcher.slots_changed("m")
+        assert plan.compute_slots == 2
         assert (house.dispatcher.running, house.dispatcher.waiting) == (2, 0)
         for generation in running:
             generation.cancel("test")

@@ -39,7 +39,7 @@ def test_what_a_later_load_has_measured_stays_in_force_when_held_loops_go_on() -
         await house.begun()
         house.loaded.clear()
         house.strategies.models_changed()
-        house.plans["m"].compute_slots = 2  # nobody had time to measure it before
+        house.plans["m"].measured_slots = 2  # nobody had time to measure it before
         house.loaded.add("m")
         house.strategies.models_changed()
         house.strategies.hold(30.0)
@@ -59,20 +59,16 @@ def test_what_was_chosen_is_held_back_by_a_hold_and_outlives_a_load_that_measure
     async def scenario() -> None:
         await house.begun()
         assert house.slots == [("m", 1)]
-        plan.compute_slots = 1  # as it was told
         house.strategies.hold(30.0)
         assert house.slots.pop() == ("m", 4)
-        plan.compute_slots = 4
         house.strategies.hold(0.0)
         assert house.slots.pop() == ("m", 1)
-        plan.compute_slots = 1
         house.loaded.clear()
         house.strategies.models_changed()
-        plan.compute_slots = 3
+        plan.measured_slots = 3
         house.loaded.add("m")
         house.strategies.models_changed()
-        assert house.slots.pop() == ("m", 1)
-        plan.compute_slots = 1
+        assert plan.compute_slots == 1
         house.strategies.hold(30.0)
         assert house.slots.pop() == ("m", 3)
 

@@ -22,7 +22,8 @@ from magnitude.engine.protocol import Failed, ToService
 from magnitude.models.golden import Golden, GoldenPrompt, write_golden
 from magnitude.policy.learned import Verified
 from magnitude.policy.terms import ProbeDone, SessionChecked, SessionFailed, SessionReady, Trial
-from magnitude.schedule.model_sessions import FORGIVEN_AFTER_S, REFUSED_S, verdict_of
+from magnitude.schedule.engine_deaths import FORGIVEN_AFTER_S
+from magnitude.schedule.model_sessions import REFUSED_S, verdict_of
 from magnitude.supervise.loss import LossCause
 
 

@@ -15,7 +15,7 @@ from magnitude.engine.client import EngineLink
 from magnitude.engine.message import Message
 from magnitude.engine.protocol import CancelRequest, Failed, ToService
 from magnitude.engine.session_messages import OperatorsProfiled, PhaseProfile, ProfileOperators
-from magnitude.schedule.model_sessions import DEATHS_TOLERATED
+from magnitude.schedule.engine_deaths import DEATHS_TOLERATED
 from magnitude.schedule.operator_profiles import PAUSE_S, RETRY_S, OperatorProfiles
 from magnitude.schedule.session_desk import SessionDesk
 from magnitude.supervise.loss import EngineLoss, LossCause
@@ -222,6 +222,22 @@ def test_an_engine_that_was_replaced_is_no_reason_to_stop() -> None:
             await rest()
             bench.now_s += PAUSE_S
         assert len(bench.asked) == DEATHS_TOLERATED + 1
+
+    play(scenario)
+
+
+def test_a_profile_that_came_to_its_end_is_forgiven_the_engines_that_died_before() -> None:
+    async def scenario(bench: Bench) -> None:
+        for _ in range(DEATHS_TOLERATED + 1):
+            bench.answer = lambda message: None
+            await bench.requests(EVERY)
+            bench.lose()
+            await rest()
+            bench.now_s += PAUSE_S
+            bench.answer = bench.usual
+            await bench.requests(EVERY)
+            bench.now_s += PAUSE_S
+        assert len(bench.told) == DEATHS_TOLERATED + 1
 
     play(scenario)
 

@@ -13,7 +13,8 @@ from magnitude.schedule.planned_strategy import model_facts, planned_strategy
 
 def test_generations_at_once_are_those_that_were_measured_and_drafts_only_exact_ones() -> None:
     plan = decoder_plan(slots=4, max_draft=8)
-    plan.compute_slots = 3
+    plan.measured_slots = 3
+    plan.chosen_slots = 1
     assert (model_facts(plan).max_batch, model_facts(plan).max_draft) == (3, 0)
     plan.verifies_exactly = True
     assert model_facts(plan).max_draft == 8

@@ -89,7 +89,7 @@ class House:
         self.now_s = 100.0
         self.probe_lasts = False
         self.store = NoDumps()
-        self.slots: list[tuple[str, int]] = []
+        self.slots: list[tuple[str, int]] = []  # as the plan says when it is told
         desk = SessionDesk(
             ask=self.ask,
             next_id=self.engine.next_id,
@@ -107,7 +107,7 @@ class House:
             loaded=self.loaded.__contains__,
             tasks=lambda: self.tasks,
             board=lambda: self.board,
-            slots=lambda model, generations: self.slots.append((model, generations)),
+            slots_chosen=lambda model: self.slots.append((model, self.plans[model].compute_slots)),
             clock=lambda: self.now_s,
         )
 

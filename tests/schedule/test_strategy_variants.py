@@ -50,7 +50,7 @@ def test_heat_and_supply_ask_for_smaller_weights(board: BoardSeen, variant: str,
     async def scenario() -> None:
         await house.on(board)
         assert house.strategies.variant_for("m", "generate") == variant
-        assert house.strategies.relieves("m") is forced
+        assert house.strategies.relieves() is forced
         assert house.facts["m"].variants == ("small",)
         assert house.facts["small"].variants == ()
 
@@ -63,7 +63,7 @@ def test_whoever_prefers_speed_gets_smaller_weights_and_conversations_stay() -> 
     async def scenario() -> None:
         await house.on(BOARD)
         assert house.strategies.variant_for("m", "generate") == "small"
-        assert not house.strategies.relieves("m")
+        assert not house.strategies.relieves()
 
     play(house, scenario)
 
@@ -104,6 +104,6 @@ def test_a_model_without_a_loop_computes_by_itself() -> None:
 
     async def scenario() -> None:
         assert house.strategies.variant_for("m", "generate") == ""
-        assert not house.strategies.relieves("m")
+        assert not house.strategies.relieves()
 
     play(house, scenario)

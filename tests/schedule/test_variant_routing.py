@@ -65,7 +65,7 @@ class World:
         return Known(tokens, "talk" if tokens else "")
 
     def choose(self, name: str, *, forced: bool = False) -> None:
-        self.routing.choose_by(lambda model, task: name, lambda model: forced)
+        self.routing.choose_by(lambda model, task: name, lambda: forced)
 
     def route(
         self, model: str = "chat", *, prompt: int = 4, limit: int = 4, adapter: str = "", **more: object
@@ -306,6 +306,7 @@ def test_a_generation_whose_variant_does_not_come_back_goes_on_with_the_model(by
         if not by_failure:
             house.dispatcher.refuse("small", ModelError("it cannot be loaded any more"))
             assert generation.model == "chat"
+            assert generation.variant == "small"  # it wrote the beginning
         while (emission := await generation.next()).reason is None:
             ids += emission.ids
         assert ids == [7] * 40
@@ -322,6 +323,26 @@ def test_a_generation_whose_variant_does_not_come_back_goes_on_with_the_model(by
             super().on_up(link)
 
     (Damaged if by_failure else House)(plan("small", variant_of="chat")).play(scenario)
+
+
+def test_an_answer_that_a_variant_had_no_part_in_does_not_name_it() -> None:
+    async def scenario(house: House) -> None:
+        house.dispatcher.variants.choose_by(lambda model, task: "small")
+        await house.read("chat")
+        await until(lambda: house.state("small") == "loaded")
+        house.dispatcher.limit_generations(1)
+        first = await house.dispatcher.generate(task("chat", 7, limit=1000))
+        await first.next()
+        generation = await house.dispatcher.generate(task("chat", 7))
+        assert (generation.model, generation.variant) == ("small", "small")
+        house.dispatcher.refuse("small", ModelError("it cannot be loaded any more"))
+        assert (generation.model, generation.variant) == ("chat", "")
+        first.cancel("test")
+        while (emission := await generation.next()).reason is None:
+            pass
+        assert emission.reason == "length"
+
+    House(plan("small", variant_of="chat")).play(scenario)
 
 
 def test_whoever_names_a_variant_that_does_not_come_is_told() -> None:

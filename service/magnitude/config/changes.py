@@ -36,6 +36,7 @@ LIVE_KEYS = frozenset(
         "policy.least_gain",
         "policy.loss_budget",
         "policy.prefer",
+        "policy.profile_every",
         "policy.save_every_s",
         "policy.session_memory_bytes",
         "power.battery_hysteresis_percent",

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Collection
 
+import msgspec
+
 from magnitude.board.heat import FRESH_S
 from magnitude.board.snapshot import Snapshot
 from magnitude.governor.thermal_terms import ClusterSight, LoadSight, ThermalSight
@@ -31,4 +33,12 @@ def sight_of(snapshot: Snapshot, load: LoadSight, *, refused: Collection[str] = 
         load=load,
         soft_limit=flags.soft_limit if flags else None,
         throttled=flags.throttled if flags else None,
+    )
+
+
+def blinded(sight: ThermalSight, age_s: float) -> ThermalSight:
+    """The same without what a look of `age_s` ago says of heat and clocks."""
+    clusters = tuple(msgspec.structs.replace(cluster, cap_khz=None, cur_khz=None) for cluster in sight.clusters)
+    return msgspec.structs.replace(
+        sight, temp_c=None, age_s=max(0.0, age_s), clusters=clusters, soft_limit=None, throttled=None
     )

@@ -78,7 +78,6 @@ class AnswerReader:
         self._transcript = transcript
         self._ids: list[int] = []
         self._generation = generation
-        self.variant = generation.variant
         self._decoder = StreamDecoder(tokenizer, hidden=hidden)
         self._parser = ToolCallParser() if tools else None
         self._stops = StopFilter(stops)
@@ -95,6 +94,11 @@ class AnswerReader:
         self._calls = 0
         self._coming: asyncio.Task[Emission] | None = None
         self._ended = False
+
+    @property
+    def variant(self) -> str:
+        """Of the named model: the one that computes or has computed of it; "": none has."""
+        return self._generation.variant
 
     @property
     def waited_s(self) -> float | None:

@@ -6,7 +6,6 @@ It implements `schedule.inference.Inference`. It lives on the service's event lo
 from __future__ import annotations
 
 import asyncio
-import copy
 import itertools
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -24,7 +23,6 @@ from magnitude.models.description import ModelDescription
 from magnitude.policy.strategy import Strategy
 from magnitude.schedule.admission import Admission
 from magnitude.schedule.conversations import Conversations
-from magnitude.schedule.demand import waits
 from magnitude.schedule.engine_errors import error_from
 from magnitude.schedule.events import (
     Ended,
@@ -70,6 +68,7 @@ from magnitude.schedule.served_models import ServedModels
 from magnitude.schedule.slot_files import SlotFiles
 from magnitude.schedule.slot_terms import Placement
 from magnitude.schedule.suspicion import Suspicion
+from magnitude.schedule.turning_away import TurningAway
 from magnitude.schedule.variant_routing import VariantRouting
 from magnitude.supervise.lifecycle import Phase
 from magnitude.supervise.loss import EngineLoss
@@ -163,6 +162,19 @@ class Dispatcher:
         self.strategy_for: Callable[[ModelPlan, int, int], Strategy | None] = lambda plan, tokens, cached: None
         self.on_task: Callable[[TaskRecord], None] = lambda record: None
         self._suspicion = Suspicion(clock)
+        self._turning_away = TurningAway(
+            self.models_served,
+            self.conversations,
+            self._execution,
+            self._presence,
+            self._suspicion,
+            submit=self._submit,
+            withdraw=self._withdraw,
+            next_id=self.next_id,
+        )
+        # For those who see models, engine or memory go; see `TurningAway`.
+        self.refuse, self.refuse_all = self._turning_away.refuse, self._turning_away.refuse_all
+        self.shed = self._turning_away.shed
         self._on_loss = on_loss
         self._timer: asyncio.TimerHandle | None = None
 
@@ -174,7 +186,7 @@ class Dispatcher:
     def engine_up(self, link: EngineLink) -> None:
         self._execution.engine_up(link)
         served = self.models_served.by_name.items()
-        self._refuse_open()
+        self._turning_away.refuse_unservable()
         slots = {name: plan.compute_slots for name, plan in served if plan.kv and not plan.failure}
         self._compute_slots = dict(slots)
         self._decide(EngineUp(slots))
@@ -189,12 +201,7 @@ class Dispatcher:
         if lost.refused is not None:
             self._suspicion.refuse(lost.refused, loss)
         if self._engine.lifecycle.struggling:
-            self._refuse_open()
-
-    def refuse_all(self, error: MagnitudeError) -> None:
-        """No engine will come: fail what waits and everything that comes after."""
-        self.models_served.refusal = error
-        self._refuse_open()
+            self._turning_away.refuse_unservable()
 
     async def close(self) -> None:
         """Keep what can be kept and give all KV memory back, once the engine is gone."""
@@ -232,18 +239,9 @@ class Dispatcher:
     def models_changed(self) -> None:
         """Other models than before are ready to start requests."""
         for name in self._presence.come():
-            plan = self.models_served.by_name[name]
-            self._tell_compute_slots(name, plan)  # loading may have measured them
+            self.slots_changed(name)  # loading may have measured them
         self._decide(PlacesChanged())
         self._presence.forget_told()
-
-    def refuse(self, model: str, error: MagnitudeError) -> None:
-        """Fail everything that waits for the model, but for what others than the client sent to it."""
-        for task in [task for task in self._open.values() if task.model == model and waits(task)]:
-            if not self._moved(task):
-                task.fail(copy.copy(error))
-                task.withdraw()
-        self._presence.arrivals.refuse(model, error)
 
     # --- when memory is short ---
 
@@ -251,24 +249,16 @@ class Dispatcher:
         """Have the engine give back what it does not need."""
         self._execution.trim(self.next_id())
 
-    def shed(self, error: MagnitudeError) -> None:
-        """Fail all that waits, and all that runs but for the generation that has run longest."""
-        running = [task for task in self._open.values() if not waits(task)]
-        kept = next((task for task in running if isinstance(task, OpenGeneration)), None)
-        for task in [task for task in self._open.values() if task is not kept]:
-            task.fail(copy.copy(error))
-            task.withdraw()
-        self._presence.refuse(lambda model: error)
-
     def limit_generations(self, limit: int | None) -> None:
         """At most so many run at once from now on, of all models together; those that run already go on."""
         self._decide(LimitChanged(limit))
 
-    def set_compute_slots(self, model: str, slots: int) -> None:
-        """So many generations of the model run at once from now on; those that run already go on."""
+    def slots_changed(self, model: str) -> None:
+        """As many generations run at once from now on as the model's plan says; those that run already go on."""
         plan = self.models_served.by_name[model]
-        plan.compute_slots = max(1, min(slots, plan.provision.max_batch))
-        self._tell_compute_slots(model, plan)
+        if plan.kv is not None and self._compute_slots.get(model) != plan.compute_slots:
+            self._compute_slots[model] = plan.compute_slots
+            self._decide(SetComputeSlots(model, plan.compute_slots))
 
     # --- settings that may change while it runs ---
 
@@ -431,11 +421,6 @@ class Dispatcher:
     def _generates(self) -> bool:
         return any(isinstance(task, OpenGeneration) and task.has_started for task in self._open.values())
 
-    def _tell_compute_slots(self, name: str, plan: ModelPlan) -> None:
-        if plan.kv is not None and self._compute_slots.get(name) != plan.compute_slots:
-            self._compute_slots[name] = plan.compute_slots
-            self._decide(SetComputeSlots(name, plan.compute_slots))
-
     def _strategy_for(self, plan: ModelPlan, tokens: int, cached_tokens: int) -> Strategy:
         strategy = self.strategy_for(plan, tokens, cached_tokens) or planned_strategy(plan)
         # Who computes is settled by `variants`; a variant that was named and is not it has no part in how it ends.
@@ -443,19 +428,6 @@ class Dispatcher:
 
     def _places_changed(self) -> None:
         self._decide(PlacesChanged())
-
-    def _refuse_open(self) -> None:
-        """Fail every open request whose model cannot serve."""
-
-        def refusal(model: str) -> MagnitudeError | None:
-            return self.models_served.refusal_of(self.models_served.by_name[model])
-
-        for task in list(self._open.values()):
-            error = refusal(task.model)
-            if error is not None and not self._moved(task):
-                task.fail(error)
-                task.withdraw()
-        self._presence.refuse(refusal)
 
     def _submit(self, task: OpenTask, submit: Submit) -> None:
         self._suspicion.check(task)
@@ -517,24 +489,6 @@ class Dispatcher:
         self._presence.demand_changed()
         self.variants.look(idle=not self.running and not self.waiting)
         return refused
-
-    def _moved(self, task: OpenTask) -> bool:
-        """Whether a generation that its variant cannot go on with goes on with the model that was named."""
-        if not isinstance(task, OpenGeneration) or not task.stands_in_for or task.restoring or not waits(task):
-            return False
-        parent, request_id = self.models_served.by_name[task.stands_in_for], task.request_id
-        if self.models_served.refusal_of(parent) is not None:
-            return False
-        self._execution.give_back(task)
-        self._suspicion.over(request_id)
-        self._decide(Withdraw(request_id))
-        task.move(self.next_id(), parent.description.name, max_draft=parent.max_draft)
-        task.strategy_id = ""  # the model's own, not the variant's
-        try:
-            self._submit(task, task.submission(self.conversations.known(parent, task.task)))
-        except MagnitudeError as error:
-            task.fail(error)
-        return True
 
     def _want_variant(self, name: str) -> None:
         # Not at once: this is told in the midst of a decision.

@@ -92,7 +92,7 @@ class Emission(msgspec.Struct, frozen=True, kw_only=True):
 class Generation(Protocol):
     """A generation under way. Whoever holds it must `cancel()` or read to the end; both may happen.
 
-    `variant` is the variant of the named model that computes it; "": that model itself.
+    `variant` is the variant of the named model that computes it, or its beginning; "": that model itself.
     """
 
     variant: str

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections import Counter
 from collections.abc import Callable, Coroutine
 from typing import Any, Literal
 
@@ -34,6 +33,7 @@ from magnitude.policy.learned import Verified
 from magnitude.policy.strategy import Strategy
 from magnitude.policy.terms import Event, ProbeDone, SessionChecked, SessionFailed, SessionReady
 from magnitude.schedule.background import Background
+from magnitude.schedule.engine_deaths import EngineDeaths
 from magnitude.schedule.plan import ModelPlan
 from magnitude.schedule.session_desk import SessionDesk
 from magnitude.supervise.loss import EngineLoss
@@ -45,12 +45,6 @@ log = logging.getLogger("magnitude.policy")
 REFUSED_S = 30.0
 # A comparison waits so long for the engine to be idle; then its runs are taken between those of requests.
 CHECK_PATIENCE_S = 3.0
-# Engines that may die while they work on a session, or of themselves while it runs, before it is given up: one can be
-# an accident.
-DEATHS_TOLERATED = 2
-# Deaths of engines that a session ran in are forgotten once it has been in use for so long since: what a session
-# causes comes back within minutes, each run being like the others, and accidents months apart say nothing together.
-FORGIVEN_AFTER_S = 3600.0
 # A probe waits so long for other models to be done: longer than one answer of a conversation takes. What still
 # computes then is under a load that may last, and whoever asked for the probe has a better use of its time.
 PROBE_PATIENCE_S = 10.0
@@ -59,6 +53,10 @@ PROBE_PATIENCE_S = 10.0
 PAUSE_S = 5.0
 # Positions behind which runs are timed: a short conversation's.
 PROBED_PAST_TOKENS = 128
+
+# For decoding, for prompts, and on trial; None: the model's own. So a new engine runs everything.
+_Asked = tuple[SessionSpec | None, SessionSpec | None, TrialRuns | None]
+_OWN_ONLY: _Asked = (None, None, None)
 
 
 class HeldSession(msgspec.Struct, frozen=True, kw_only=True):
@@ -101,14 +99,10 @@ class ModelSessions:
         self._dropped: set[SessionSpec] = set()  # while they are being made
         self._refused_s: dict[SessionSpec, float] = {}
         self._never: dict[SessionSpec, str] = {}
-        self._deaths_making: Counter[SessionSpec] = Counter()  # in a row
-        self._deaths_running: Counter[SessionSpec] = Counter()
-        self._ran_well_s: dict[SessionSpec, float] = {}  # in use since the last of them; of those that had any
+        self._deaths = EngineDeaths[SessionSpec]()
         self._making: SessionSpec | None = None
         self._at_work: tuple[SessionSpec, ...] = ()
-        self._in_use: tuple[SessionSpec, ...] = ()
-        self._in_use_since_s = 0.0
-        self._asked: tuple[SessionSpec | None, SessionSpec | None, TrialRuns | None] | None = None
+        self._asked = _OWN_ONLY
         self._session_bytes = plan.description.weight_bytes  # until one was made: about its packed weights
         self._background = Background("work on a further session failed")
 
@@ -132,14 +126,16 @@ class ModelSessions:
     def engine_down(self, loss: EngineLoss | None) -> None:
         """The sessions are gone with their engine; `loss` None: the model was unloaded."""
         self._background.cancel()
-        self._forgive()
-        if loss is not None and loss.cause != "recycled":
-            self._count_deaths(loss)
+        now_s, making = self._desk.clock(), () if self._making is None else (self._making,)
+        if loss is None:
+            self._deaths.use((), now_s)
+        else:
+            self._never = self._deaths.died(loss, now_s, making=making, at_work=self._at_work) | self._never
         self._held.clear()
         self._dropped.clear()
         self._making = None
-        self._at_work = self._in_use = ()
-        self._asked = None
+        self._at_work = ()
+        self._asked = _OWN_ONLY
 
     async def close(self) -> None:
         self._background.cancel()
@@ -179,13 +175,11 @@ class ModelSessions:
             phase: Literal["decode", "prefill"] = "decode" if trial.part == "decode" else "prefill"
             tried = TrialRuns(phase=phase, session=self._usable(trial.session), every=trial.every)
         asked = (decode, prefill, tried)
-        self._forgive()
-        used = [decode, prefill, tried.session if tried is not None else None]
-        self._in_use = tuple(session for session in used if session is not None)
-        # A new engine runs everything by the model's own sessions.
-        if asked == (self._asked or (None, None, None)):
+        if asked == self._asked:
             return
         self._asked = asked
+        used = (decode, prefill, tried.session if tried is not None else None)
+        self._deaths.use([session for session in used if session is not None], self._desk.clock())
         self._desk.send(
             UseSessions(
                 request_id=self._desk.next_id(), model=self._model, decode=decode, prefill=prefill, trial=tried
@@ -246,7 +240,7 @@ class ModelSessions:
             answer = await self._desk.ask(message, request_id)
         finally:
             self._making = None
-        del self._deaths_making[session]
+        self._deaths.made(session)
         if not isinstance(answer, SessionPrepared):
             del self._held[session]
             self._refused_s[session] = self._desk.clock()
@@ -298,7 +292,7 @@ class ModelSessions:
                 "session gives other results than the model's own and is not used",
                 extra={"fields": fields | {"reason": verdict.reason}},
             )
-            self._give_up(session, verdict.reason)
+            self._never[session] = verdict.reason
         self._tell(SessionChecked(verdict))
         if not verdict.passed and self._there(session):
             self._release(session)
@@ -389,28 +383,6 @@ class ModelSessions:
         self._dropped.discard(session)
         self._desk.send(ReleaseSession(request_id=self._desk.next_id(), model=self._model, session=session))
 
-    def _forgive(self) -> None:
-        """To be called before other sessions are in use."""
-        since_s, self._in_use_since_s = self._in_use_since_s, self._desk.clock()
-        for session in set(self._in_use):
-            if session in self._ran_well_s:
-                self._ran_well_s[session] += self._in_use_since_s - since_s
-                if self._ran_well_s[session] >= FORGIVEN_AFTER_S:
-                    del self._ran_well_s[session], self._deaths_running[session]
-
-    def _count_deaths(self, loss: EngineLoss) -> None:
-        """Who kills the engine from outside may do so for what making a session takes, not for what it runs."""
-        if self._making is not None:
-            self._deaths_making[self._making] += 1
-        if loss.blames_request:
-            blamed = {*self._at_work, *self._in_use}
-            self._deaths_running.update(blamed)
-            self._ran_well_s.update(dict.fromkeys(blamed, 0.0))
-        for counts in (self._deaths_making, self._deaths_running):
-            for session, deaths in counts.items():
-                if deaths >= DEATHS_TOLERATED and session not in self._never:
-                    self._give_up(session, f"{deaths} engines died with it, the last one: {loss.reason}")
-
     def _let_go(self, session: SessionSpec, reason: str, lasting: bool) -> None:
         """It could not be made or compared, which says nothing of its results."""
         fields = {"model": self._model, "session": session.session_id, "reason": reason}
@@ -419,9 +391,6 @@ class ModelSessions:
             self._release(session)
         self._refused_s[session] = self._desk.clock()
         self._tell(SessionFailed(session, reason, lasting))
-
-    def _give_up(self, session: SessionSpec, reason: str) -> None:
-        self._never[session] = reason
 
     def _give_back_slot(self) -> None:
         if self._plan.kv is None:

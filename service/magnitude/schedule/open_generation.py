@@ -170,6 +170,8 @@ class OpenGeneration(OpenTask):
         self.request_id, self.model = request_id, model
         self.task = msgspec.structs.replace(self.task, model=model)
         self.stands_in_for = ""
+        if not self.emitted:
+            self.variant = ""
         self.placement, self.restored = None, None
         self.has_started = self.paused = self.pausing = False
         self._prompt_done = 0

@@ -9,7 +9,6 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections import Counter
 from collections.abc import Callable, Iterable
 
 import msgspec
@@ -17,7 +16,8 @@ import msgspec
 from magnitude.engine.protocol import Failed
 from magnitude.engine.session_messages import OperatorsProfiled, PhaseProfile, ProfileOperators
 from magnitude.schedule.background import Background
-from magnitude.schedule.model_sessions import DEATHS_TOLERATED, PROBED_PAST_TOKENS
+from magnitude.schedule.engine_deaths import EngineDeaths
+from magnitude.schedule.model_sessions import PROBED_PAST_TOKENS
 from magnitude.schedule.plan import ModelPlan
 from magnitude.schedule.session_desk import SessionDesk
 from magnitude.supervise.loss import EngineLoss
@@ -75,13 +75,14 @@ class OperatorProfiles:
         self._quiet_s = quiet_s
         self._turns = {name: _Turn() for name in self._plans}
         self._at_work: tuple[str, int] | None = None  # model and request id
-        self._deaths: Counter[str] = Counter()
+        self._deaths = EngineDeaths[str]()
+        self._never: dict[str, str] = {}  # and why
         self._background = Background("a profile of operators failed")
 
     def task_ended(self, model: str) -> None:
         """A request of the model is over."""
         turn = self._turns.get(model)
-        if turn is None or not self.every or self._deaths[model] >= DEATHS_TOLERATED:
+        if turn is None or not self.every or model in self._never:
             return
         turn.requests += 1
         if turn.requests >= self.every and not turn.under_way and self._clock() >= turn.next_s and self._desk.up:
@@ -99,12 +100,13 @@ class OperatorProfiles:
 
     def engine_down(self, loss: EngineLoss) -> None:
         """To be told after the desk. A model whose profiles engines die with is profiled no more."""
-        if self._at_work is not None and loss.blames_request:
-            model = self._at_work[0]
-            self._deaths[model] += 1
-            if self._deaths[model] >= DEATHS_TOLERATED:
-                fields = {"model": model, "reason": loss.reason}
-                log.warning("operators are not profiled any more: engines died of it", extra={"fields": fields})
+        if self._at_work is not None:
+            # A profile begins with making a session.
+            given_up = self._deaths.died(loss, self._clock(), making=(self._at_work[0],))
+            for model in given_up.keys() - self._never.keys():
+                fields = {"model": model, "reason": given_up[model]}
+                log.warning("operators are not profiled any more", extra={"fields": fields})
+            self._never |= given_up
         self._background.cancel()
         self._at_work = None
 
@@ -152,6 +154,7 @@ class OperatorProfiles:
                 self._at_work = None
                 if plan.kv is not None:
                     plan.kv.release_slot(plan.scratch_slot)
+        self._deaths.made(model)
         if isinstance(answer, OperatorsProfiled):
             self._tell(model, answer.phases)
             return bool(answer.phases)

@@ -27,8 +27,8 @@ class ModelPlan:
     `graph_file` is the one in use.
 
     A decoder has KV memory, a table of what lies in its slots, and one slot beyond them (`scratch_slot`) for what
-    runs before it serves. All slots together may take `kv_budget_bytes`. `compute_slots` generations run at once: the
-    knee of its throughput, once that is measured.
+    runs before it serves. All slots together may take `kv_budget_bytes`. `measured_slots` generations run at once as
+    planned: the knee of its throughput, once that is measured. `chosen_slots` run instead where somebody has chosen.
     """
 
     def __init__(
@@ -51,7 +51,8 @@ class ModelPlan:
         self.degraded = ""
         self.outside = description.outside  # of a variant: why it is never chosen by itself
         self.signature: tuple[tuple[TensorInfo, ...], tuple[TensorInfo, ...]] | None = None
-        self.compute_slots = provision.max_batch
+        self.measured_slots = provision.max_batch
+        self.chosen_slots: int | None = None
         self.verifies_exactly = False  # until it is measured
         self.kv: KvMemory | None = None
         self.table: SlotTable | None = None
@@ -72,6 +73,11 @@ class ModelPlan:
                 # A head's positions lie page by page.
                 granule_tokens=max(1, mmap.PAGESIZE // (layout.head_dim * KV_ITEM_BYTES[layout.kv_type])),
             )
+
+    @property
+    def compute_slots(self) -> int:
+        """Generations that run at once."""
+        return max(1, min(self.chosen_slots, self.provision.max_batch)) if self.chosen_slots else self.measured_slots
 
     @property
     def stands_in(self) -> bool:

@@ -20,7 +20,7 @@ def model_facts(plan: ModelPlan, variants: tuple[str, ...] = ()) -> ModelFacts:
         graphs=description.graphs if plan.graph_file == description.graph_file else (),
         chunk=provision.prefill_chunk,
         # The knee of its throughput, once that is measured.
-        max_batch=plan.compute_slots,
+        max_batch=plan.measured_slots,
         max_draft=plan.max_draft,
         kv_type=provision.kv_type,
         kv_budget_bytes=provision.kv_budget_bytes,

@@ -126,7 +126,6 @@ class LoopCounts(msgspec.Struct, frozen=True, kw_only=True):
     delays: dict[str, int] = {}
     cpu_s: float = 0.0
     events: int = 0
-    faults: int = 0
 
 
 class StrategyLoop:
@@ -172,7 +171,7 @@ class StrategyLoop:
         self._delays: Counter[str] = Counter()
         self._delay_s: dict[str, float] = {}
         self._cpu_s = 0.0
-        self._seen = self._faults = 0
+        self._seen = 0
 
     # --- for those who look on ---
 
@@ -200,7 +199,6 @@ class StrategyLoop:
             delays=dict(self._delays),
             cpu_s=self._cpu_s,
             events=self._seen,
-            faults=self._faults,
         )
 
     def last(self) -> list[DecisionMade]:
@@ -367,8 +365,7 @@ class StrategyLoop:
                 log.exception("a decision could not be kept")
 
     def _failed(self, error: Exception) -> None:
-        """The service goes on as if it had never been: by the model's own session, with what is in force else."""
-        self._faults += 1
+        """The service goes on with what is in force, without a trial, until another engine runs all as loaded."""
         self.fault = f"{type(error).__name__}: {error}"
         self.trial = None
         self._timing = False

@@ -150,7 +150,7 @@ def build_strategies(settings: Settings, state_folder: Path, around: Surrounding
         board=around.board,
         rules=around.rules,
         session_memory_bytes=settings.policy.session_memory_bytes,
-        slots=partial(_set_slots, dispatcher),
+        slots_chosen=partial(_slots_chosen, dispatcher),
         note=around.note,
         variants=dispatcher.models_served.smaller,
     )
@@ -172,9 +172,9 @@ def build_strategies(settings: Settings, state_folder: Path, around: Surrounding
     return strategies
 
 
-def _set_slots(dispatcher: Dispatcher, model: str, generations: int) -> None:
+def _slots_chosen(dispatcher: Dispatcher, model: str) -> None:
     """Not at once: the loop may have been told in the midst of a decision about requests."""
-    asyncio.get_running_loop().call_soon(dispatcher.set_compute_slots, model, generations)
+    asyncio.get_running_loop().call_soon(dispatcher.slots_changed, model)
 
 
 def _trained_tree(dumps: Dumps) -> Tree | None:

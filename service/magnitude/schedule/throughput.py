@@ -54,7 +54,7 @@ class Throughput:
     async def measure(
         self, plan: ModelPlan, engine: FreshEngine, *, ort_version: str, cpu_features: tuple[str, ...]
     ) -> None:
-        """Set the plan's `compute_slots` to the knee of its throughput, and `verifies_exactly`. A model that cannot
+        """Set the plan's `measured_slots` to the knee of its throughput, and `verifies_exactly`. A model that cannot
         be measured, or not now, keeps its largest batch and counts as inexact."""
         if plan.kv is None:
             return
@@ -87,10 +87,10 @@ class Throughput:
             await asyncio.to_thread(self._file.save, known)
         step_s = self._known[key]
         plan.verifies_exactly = self._exact.get(key, False)
-        plan.compute_slots = max(1, min(knee(step_s), plan.provision.max_batch))
+        plan.measured_slots = max(1, min(knee(step_s), plan.provision.max_batch))
         rates = {f"tokens_per_s_of_{rows}": round(rows / seconds) for rows, seconds in step_s.items() if seconds}
         drafts = "exact" if plan.verifies_exactly else "inexact"
-        fields = {"model": plan.description.name, "slots": plan.compute_slots, "drafts": drafts, **rates}
+        fields = {"model": plan.description.name, "slots": plan.measured_slots, "drafts": drafts, **rates}
         cause = f"compute slots {plan.description.name}"
         log.info("compute slots", extra={"cause": cause, "burst": ORDINARY_BURST, "fields": fields})
 

@@ -57,11 +57,10 @@ class VariantRouting:
         self._clock = clock
         self._wishes: dict[str, _Wish] = {}
         self._variant_of: VariantOf = lambda model, task: ""
-        self._forced: Callable[[str], bool] = lambda model: False
+        self._forced: Callable[[], bool] = lambda: False
 
-    def choose_by(self, variant_of: VariantOf, forced: Callable[[str], bool] = lambda model: False) -> None:
-        """From now on `variant_of` names the variant, and conversations move to it where `forced` says so of a
-        model."""
+    def choose_by(self, variant_of: VariantOf, forced: Callable[[], bool] = lambda: False) -> None:
+        """From now on `variant_of` names the variant, and conversations move to it while `forced` says so."""
         self._variant_of = variant_of
         self._forced = forced
 
@@ -71,7 +70,7 @@ class VariantRouting:
         fitting = [] if adapter else [plan for plan in self._standing_in(parent) if _fits(plan, parent, task)]
         if not fitting:
             return parent
-        if not self._forced(parent.description.name):
+        if not self._forced():
             home = self._home([parent, *fitting], task)
             if home is not None and (home is parent or self._ready(home.description.name)):
                 return home

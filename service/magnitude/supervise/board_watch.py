@@ -24,6 +24,7 @@ from magnitude.board.snapshot import ClockPolicy, Firmware, Power, Snapshot
 from magnitude.config.power import PowerSettings
 from magnitude.config.thermal import ThermalSettings
 from magnitude.governor.decision import Decision
+from magnitude.governor.heat_decision import decision_of
 from magnitude.governor.heat_limits import cannot_wait, limits_with
 from magnitude.governor.held_back import held_back
 from magnitude.governor.in_force import InForce
@@ -32,18 +33,9 @@ from magnitude.governor.power_state import PowerState, power_state
 from magnitude.governor.thermal import ThermalGovernor, state_of
 from magnitude.governor.thermal_prior import HeatLimits, prior_of
 from magnitude.governor.thermal_report import BoardView, ThermalReport
-from magnitude.governor.thermal_sight import sight_of
-from magnitude.governor.thermal_terms import (
-    Announce,
-    Effect,
-    LoadSight,
-    SetCaps,
-    SetConcurrency,
-    SetDuty,
-    SetThreads,
-    ThermalSight,
-)
-from magnitude.governor.wanted import Wanted, caps_together, in_words, lower
+from magnitude.governor.thermal_sight import blinded, sight_of
+from magnitude.governor.thermal_terms import Announce, Effect, LoadSight, SetCaps
+from magnitude.governor.wanted import Wanted, caps_together, lower
 from magnitude.supervise.decision_log import DecisionLog
 
 log = logging.getLogger("magnitude.board")
@@ -178,24 +170,23 @@ class BoardWatch:
     # --- for others ---
 
     @property
+    def snapshot(self) -> Snapshot | None:
+        """The latest look; None: there is none that is fresh."""
+        return self._fresh(self._eyes.latest())
+
+    @property
     def temp_c(self) -> float | None:
         """The warmest sensor at the processor; None: none has answered lately."""
-        snapshot = self._fresh(self._eyes.latest())
-        return snapshot.hottest_c if snapshot is not None else None
+        return snapshot.hottest_c if (snapshot := self.snapshot) is not None else None
 
     @property
     def throttled(self) -> bool | None:
         """Whether firmware, heat or supply hold the board back now; None: it is not seen."""
-        if (snapshot := self._fresh(self._eyes.latest())) is None:
+        if (snapshot := self.snapshot) is None:
             return None
         duty, _, caps_khz = self._in_force
         heat = self.governor.state if self.governor is not None else "cool"
         return held_back(snapshot.firmware, heat, self.power.tier, duty=duty, caps_khz=caps_khz)
-
-    @property
-    def snapshot(self) -> Snapshot | None:
-        """The latest look; None: there is none that is fresh."""
-        return self._fresh(self._eyes.latest())
 
     def in_force(self) -> InForce:
         """What heat and supply hold the board to."""
@@ -332,7 +323,7 @@ class BoardWatch:
         known = snapshot or Snapshot(at_s=self._began_s)
         sight = sight_of(known, self._load(), refused=self._refused(known.clocks))
         if fresh is None:
-            sight = _blind(sight, now_s - known.at_s)
+            sight = blinded(sight, now_s - known.at_s)
         governor = self.governor
         if governor is None:
             governor = ThermalGovernor(
@@ -419,7 +410,7 @@ class BoardWatch:
             level = logging.WARNING if effect.state in ("hot", "blind") else logging.INFO
         elif isinstance(effect, SetCaps) and self.governor is not None and self.governor.state == "cool":
             level = logging.DEBUG  # rest between requests, and back: as often as there are requests
-        self.decisions.add(_decision(effect), level=level)
+        self.decisions.add(decision_of(effect), level=level)
 
     def _note_fault(self, source: str, error: Exception) -> None:
         self._faults += 1
@@ -480,33 +471,9 @@ class BoardWatch:
         )
 
     def power_state(self) -> PowerState:
-        snapshot = self._fresh(self._eyes.latest())
+        snapshot = self.snapshot
         power, firmware = (snapshot.power, snapshot.firmware) if snapshot else (Power(), Firmware())
         return power_state(self.power, power, firmware, self._clock(), enabled=self._power.enabled)
-
-
-def _decision(effect: Effect) -> Decision:
-    reason = effect.reason
-    match effect:
-        case SetCaps(caps_khz):
-            return Decision(source="thermal", kind="caps", what=f"clocks: {in_words(caps_khz)}", reason=reason)
-        case SetDuty(share):
-            return Decision(source="thermal", kind="duty", what=f"computes {share:.0%} of the time", reason=reason)
-        case SetThreads(prefill, decode):
-            what = f"wishes for {_number(prefill)} threads for prompts, {_number(decode)} for answers"
-            return Decision(source="thermal", kind="threads", what=what, reason=reason)
-        case SetConcurrency(limit):
-            what = f"generations at once: {_number(limit)}"
-            return Decision(source="thermal", kind="concurrency", what=what, reason=reason)
-        case Announce(state, before):
-            return Decision(source="thermal", kind="state", what=f"{before} to {state}", reason=reason)
-        case _:
-            what = "wishes for a smaller variant" if effect.on else "needs no smaller variant any more"
-            return Decision(source="thermal", kind="smaller", what=what, reason=reason)
-
-
-def _number(value: int | None) -> str:
-    return "as planned" if value is None else str(value)
 
 
 def _heat_limits(profile: BoardProfile, settings: ThermalSettings) -> HeatLimits:
@@ -519,12 +486,4 @@ def _rules(settings: PowerSettings) -> PowerRules:
         battery_least_percent=settings.battery_least_percent,
         hysteresis_percent=settings.battery_hysteresis_percent,
         calm_s=settings.calm_s,
-    )
-
-
-def _blind(sight: ThermalSight, age_s: float) -> ThermalSight:
-    """The same without what a look of long ago says of heat and clocks."""
-    clusters = tuple(msgspec.structs.replace(cluster, cap_khz=None, cur_khz=None) for cluster in sight.clusters)
-    return msgspec.structs.replace(
-        sight, temp_c=None, age_s=max(0.0, age_s), clusters=clusters, soft_limit=None, throttled=None
     )
