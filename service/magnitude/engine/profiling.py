@@ -156,7 +156,7 @@ class Profiler:
 
     def begin(self, request: ProfileOperators, model: LoadedModel, *, idle: bool) -> None:
         """Raises `RequestError` for runs that cannot be done."""
-        model.check_profile(request)
+        model.check_profile()
         if self._scratch is None or not idle or self._job is not None or self.at_work:
             reason = "there is no folder for profiles" if self._scratch is None else "something else was open"
             self._say(request.request_id, OperatorsProfiled(request_id=request.request_id, reason=reason))
