@@ -18,7 +18,15 @@ from magnitude.board import (
     topology,
     usable_threads,
 )
-from magnitude.board.cpu import Cluster, EngineCpus, Topology, engine_cpus, parse_size, thread_affinity
+from magnitude.board.cpu import (
+    Cluster,
+    EngineCpus,
+    Topology,
+    cpu_list,
+    engine_cpus,
+    parse_size,
+    thread_affinity,
+)
 from magnitude.board.roots import HostRoots
 
 C = "sys/devices/system/cpu"
@@ -235,6 +243,7 @@ def test_kernel_cpu_lists_parse(text: str, cpus: tuple[int, ...]) -> None:
 @given(st.sets(st.integers(0, 511)))
 def test_any_set_of_cpus_survives_the_list_notation(cpus: set[int]) -> None:
     assert parse_cpu_list(",".join(map(str, cpus))) == tuple(sorted(cpus))
+    assert parse_cpu_list(cpu_list(cpus)) == tuple(sorted(cpus))
 
 
 def test_arm_features_are_those_that_every_core_has(tmp_path: Path) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import socket
 import subprocess
@@ -9,7 +10,7 @@ import sys
 import time
 import weakref
 from collections import deque
-from typing import Any, TypeVar
+from typing import Any, Protocol, TypeVar
 
 import magnitude
 from magnitude.engine.kv_layout import KvLayout
@@ -39,14 +40,31 @@ M = TypeVar("M", bound=Message)
 PATIENCE_S = 60.0  # a test that waits so long has failed
 
 
+class Closable(Protocol):
+    def close(self) -> None: ...
+
+
+C = TypeVar("C", bound=Closable)
+
+
 class KvFile:
-    """The service's memfd. It is closed with its last reference at the latest: hundreds of tests make one."""
+    """The service's memfd, and what tests of one process `keep` over it: closed with it, the last one first. The
+    descriptor is closed with its last reference at the latest: hundreds of tests make one."""
 
     def __init__(self, layout: KvLayout) -> None:
         self.layout = layout
         self.fd = os.memfd_create("kv")
         os.ftruncate(self.fd, layout.total_bytes)
-        self.close = weakref.finalize(self, os.close, self.fd)
+        self._kept = contextlib.ExitStack()
+        self._close_fd = weakref.finalize(self, os.close, self.fd)
+
+    def keep(self, over_it: C) -> C:
+        self._kept.callback(over_it.close)
+        return over_it
+
+    def close(self) -> None:
+        self._kept.close()
+        self._close_fd()
 
 
 class EngineDriver:

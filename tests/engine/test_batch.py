@@ -38,9 +38,9 @@ class House:
 
     def __init__(self, model: ModelDescription, file: KvFile, max_batch: int = 4) -> None:
         self.model = model
-        self.kv = KvMemory(file.fd, file.layout)
+        self.kv = file.keep(KvMemory(file.fd, file.layout))
         session = open_session(Path(model.folder) / model.graph_file, 1)
-        self.decoder = Decoder(model, session, self.kv, max_batch=max_batch)
+        self.decoder = file.keep(Decoder(model, session, self.kv, max_batch=max_batch))
         self.sessions = SessionSet(session)
         self.batch = RunningBatch(self.decoder, max_batch, sessions=self.sessions)
         self.ids: dict[int, list[int]] = {}

@@ -21,7 +21,7 @@ PROMPT = [int(i) for i in np.random.default_rng(0).integers(0, 250, 40)]
 
 def open_decoder(model: ModelDescription, file: KvFile) -> Decoder:
     session = open_session(Path(model.folder) / model.graph_file, 1)
-    return Decoder(model, session, KvMemory(file.fd, file.layout))
+    return file.keep(Decoder(model, session, file.keep(KvMemory(file.fd, file.layout))))
 
 
 def run(decoder: Decoder, slot: int, ids: list[int], past: int) -> np.ndarray:
@@ -124,7 +124,7 @@ def test_a_graph_that_is_not_what_its_description_says_is_refused(folder: Path, 
         other = msgspec.structs.replace(model, decoder=shape)
         file = new_kv(other)
         with pytest.raises(ModelError) as caught:
-            Decoder(other, session, KvMemory(file.fd, file.layout))
+            Decoder(other, session, file.keep(KvMemory(file.fd, file.layout)))
         return caught.value.message
 
     assert "past_key_values.2.key" in refusal(layers=3)

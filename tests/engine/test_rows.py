@@ -67,7 +67,7 @@ def test_a_row_is_the_slot_that_was_shown_last(shown: list[tuple[int, int]]):
 
 def test_what_is_written_in_a_row_is_in_the_slot(tiny: ModelDescription, new_kv: NewKv):
     file = new_kv(tiny)
-    kv, window = KvMemory(file.fd, file.layout), RowWindow(file.fd, file.layout, 2)
+    kv, window = file.keep(KvMemory(file.fd, file.layout)), file.keep(RowWindow(file.fd, file.layout, 2))
     window.show(1, 0)
     ctypes.c_ubyte.from_address(window.address(1, value=True, row=1)).value = 77
     assert kv.slot_bytes(1, value=True, slot=0)[0, 0, 0] == 77

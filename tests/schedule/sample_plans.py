@@ -8,6 +8,21 @@ from magnitude.models.description import DecoderShape, EncoderShape, ModelDescri
 from magnitude.policy.provision import Provision
 from magnitude.schedule.plan import ModelPlan, Stay
 
+_made: list[ModelPlan] = []
+
+
+def of_this_test(plan: ModelPlan) -> ModelPlan:
+    """The plan, whose KV memory (two descriptors) is given back at the end of the test."""
+    _made.append(plan)
+    return plan
+
+
+def close_plans() -> None:
+    for plan in _made:
+        if plan.kv is not None:
+            plan.kv.close()
+    _made.clear()
+
 
 def decoder_plan(
     name: str = "m",
@@ -40,7 +55,7 @@ def decoder_plan(
     )
     settings = {"max_batch": slots, "kv_type": "float32"} | provision
     planned = Provision(threads=1, prefill_chunk=8, slots=slots, context_length=context, **settings)
-    return ModelPlan(description, planned, stay=stay, share_prefixes=share_prefixes)
+    return of_this_test(ModelPlan(description, planned, stay=stay, share_prefixes=share_prefixes))
 
 
 def encoder_plan(name: str = "e", *, stay: Stay = "pinned", weight_bytes: int = 1, variant_of: str = "") -> ModelPlan:

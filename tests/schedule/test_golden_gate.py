@@ -6,6 +6,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from sample_plans import of_this_test
 from scripted_engine import Answer, ScriptedEngine
 
 from magnitude.engine.message import Message
@@ -35,9 +36,8 @@ def decoder(folder: Path) -> ModelPlan:
         weight_bytes=1,
         decoder=shape,
     )
-    return ModelPlan(
-        description, Provision(threads=1, prefill_chunk=8, slots=1, context_length=64, kv_type="float32")
-    )
+    provision = Provision(threads=1, prefill_chunk=8, slots=1, context_length=64, kv_type="float32")
+    return of_this_test(ModelPlan(description, provision))
 
 
 def embedder(folder: Path) -> ModelPlan:

@@ -89,3 +89,14 @@ def test_tensors_never_overlap_and_start_on_large_page_borders() -> None:
     # A batch over slots is one contiguous tensor.
     as_numpy = np.arange(LAYOUT.slots) * LAYOUT.slot_bytes + LAYOUT.tensor_offset(1, True)
     assert [LAYOUT.tensor_offset(1, True, slot) for slot in range(LAYOUT.slots)] == as_numpy.tolist()
+
+
+def test_memory_that_was_closed_or_handed_on_leaves_descriptors_of_others_alone():
+    closed, handed_on = KvMemory("closed", LAYOUT), KvMemory("handed-on", LAYOUT)
+    closed.close()
+    fd = handed_on.release()
+    others = os.memfd_create("others")  # takes the number of the closed one
+    closed.close()
+    handed_on.close()
+    os.close(others)
+    os.close(fd)

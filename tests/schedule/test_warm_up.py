@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 
 import pytest
+from sample_plans import of_this_test
 from scripted_engine import ScriptedEngine
 
 from magnitude.engine.message import Message
@@ -31,9 +32,8 @@ def plan(kind: Kind) -> ModelPlan:
     )
     kv_type = "float32" if decodes else None
     slots, context = (1, 64) if decodes else (0, 0)
-    return ModelPlan(
-        description, Provision(threads=1, prefill_chunk=8, slots=slots, context_length=context, kv_type=kv_type)
-    )
+    provision = Provision(threads=1, prefill_chunk=8, slots=slots, context_length=context, kv_type=kv_type)
+    return of_this_test(ModelPlan(description, provision))
 
 
 def works(message: Message) -> ToService:

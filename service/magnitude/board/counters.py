@@ -88,8 +88,7 @@ def _open_by_kernel(attributes: bytes) -> int:
 
 class Counters:
     """Opened for the process that makes it; threads that it starts from then on are counted, earlier ones are not.
-    `missing` says by name why one
-    of the `known` figures cannot be had. Not thread-safe."""
+    `missing` says by name why one of the `known` figures cannot be had. Not thread-safe."""
 
     def __init__(self, opener: Opener = _open_by_kernel) -> None:
         self.missing: dict[CounterName, str] = {}

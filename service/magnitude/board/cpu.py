@@ -85,6 +85,17 @@ def parse_cpu_list(text: str) -> tuple[int, ...]:
     return tuple(sorted(cpus))
 
 
+def cpu_list(cpus: Collection[int]) -> str:
+    """CPUs in that notation."""
+    spans: list[list[int]] = []
+    for cpu in sorted(cpus):
+        if spans and cpu == spans[-1][1] + 1:
+            spans[-1][1] = cpu
+        else:
+            spans.append([cpu, cpu])
+    return ",".join(f"{first}-{last}" if first != last else str(first) for first, last in spans)
+
+
 def cpu_quota(roots: HostRoots | None = None, pid: int | None = None) -> float | None:
     """The tightest CPU bandwidth limit of the groups of this process, or of process `pid`, in CPUs; None without
     one."""

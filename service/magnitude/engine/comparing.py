@@ -15,7 +15,7 @@ import numpy as np
 from magnitude.engine.decoder import Decoder
 from magnitude.engine.encoder import Encoder
 from magnitude.engine.encoder_buckets import bucket_tokens, check_ids
-from magnitude.engine.kv import KvMemory
+from magnitude.engine.kv import KvMemory, check_slot
 from magnitude.engine.kv_layout import KvLayout
 from magnitude.engine.message import Message
 from magnitude.engine.protocol import Failed, StepKind
@@ -112,8 +112,7 @@ def compare_decoders(
     request: CompareSession, session: SessionSpec | None, decoder: Decoder, kv: KvMemory, model_hash: str
 ) -> CompareJob:
     """Raises `RequestError` for texts that do not fit the slot, or a slot that does not exist."""
-    if not 0 <= request.slot < kv.layout.slots:
-        raise RequestError(f"slot {request.slot} does not exist, there are {kv.layout.slots}", param="slot")
+    check_slot(request.slot, kv.layout.slots)
     for text in request.texts:
         if not 1 <= len(text) <= kv.layout.max_len:
             raise RequestError(

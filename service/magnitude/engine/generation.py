@@ -14,7 +14,7 @@ from collections.abc import Callable, Sequence
 from itertools import takewhile
 from typing import TYPE_CHECKING
 
-from magnitude.engine.kv import KvMemory
+from magnitude.engine.kv import KvMemory, check_slot
 from magnitude.engine.message import Message
 from magnitude.engine.pieces import LEAST_PIECE, first_position
 from magnitude.engine.protocol import Finished, FinishReason, Generate, PrefillProgress, SlotContents, Tokens
@@ -32,8 +32,7 @@ log = logging.getLogger(__name__)
 
 def check_generate(request: Generate, *, slots: int, max_len: int, vocab_size: int) -> None:
     """Raise `RequestError` for a request that cannot run in its slot."""
-    if not 0 <= request.slot < slots:
-        raise RequestError(f"slot {request.slot} does not exist, there are {slots}", param="slot")
+    check_slot(request.slot, slots)
     if not request.prompt:
         raise RequestError("the prompt is empty", param="prompt", hint="Send at least one token")
     if request.prefill_chunk < 1:

@@ -19,7 +19,13 @@ from magnitude.engine.slot_header import (
     stored_ids,
     unpack_header,
 )
-from magnitude.errors import ModelError
+from magnitude.errors import ModelError, RequestError
+
+
+def check_slot(slot: int, slots: int) -> None:
+    """Raise `RequestError` for a slot that is not there."""
+    if not 0 <= slot < slots:
+        raise RequestError(f"slot {slot} does not exist, there are {slots}", param="slot")
 
 
 class KvMemory:

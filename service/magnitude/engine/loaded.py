@@ -344,7 +344,7 @@ class LoadedModel:
             self._encoder.drop_session(spec)
         self.sessions.remove(spec)
 
-    def check_profile(self, request: ProfileOperators) -> None:
+    def check_profile(self) -> None:
         """Raise `RequestError` for a model whose operators cannot be told apart by what they are for."""
         if self.description.kind == "tensors":
             raise self._cannot("be profiled: what its tensors mean is not known")

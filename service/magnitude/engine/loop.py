@@ -12,7 +12,6 @@ import os
 import queue
 import time
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -61,6 +60,7 @@ from magnitude.engine.session_messages import (
 )
 from magnitude.engine.slot_header import SlotState
 from magnitude.engine.stats import Progress, read_memory
+from magnitude.engine.waiting import GrammarBuilt, WaitingGenerations
 from magnitude.engine.work import Results, Run, Work
 from magnitude.errors import EngineError, MagnitudeError, RequestError
 
@@ -81,28 +81,7 @@ class Arrived:
         self.at_s = at_s
 
 
-class GrammarBuilt:
-    """The grammar of a waiting generation is ready, or cannot be used."""
-
-    __slots__ = ("outcome", "request")
-
-    def __init__(self, request: Generate, outcome: Grammar | Exception) -> None:
-        self.request = request
-        self.outcome = outcome
-
-
 Event = Arrived | GrammarBuilt | SessionBuilt | TwinEvent
-
-
-class _Waiting:
-    """A generation whose grammar is being built; its slot is already its own."""
-
-    __slots__ = ("at_s", "request", "state")
-
-    def __init__(self, request: Generate, state: SlotState, at_s: float) -> None:
-        self.request = request
-        self.state = state
-        self.at_s = at_s
 
 
 # Once idle for so long: soon enough for the memory to be there when somebody else needs it, late enough not to
@@ -132,9 +111,6 @@ class EngineLoop:
         self._events: queue.SimpleQueue[Event] = queue.SimpleQueue()
         self._models: dict[str, LoadedModel] = {}
         self._work = Work(self._models, clock)
-        # Generations whose grammar is being built, in a thread of its own: it may take a second, in which the
-        # others go on.
-        self._waiting: dict[int, _Waiting] = {}
         self._sessions = SessionDesk(
             self._models,
             self._work,
@@ -145,9 +121,7 @@ class EngineLoop:
             packed=packed,
             scratch=scratch,
         )
-        self._builder = ThreadPoolExecutor(
-            max_workers=1, thread_name_prefix="engine-grammar", initializer=self._sessions.place.leave
-        )
+        self._waiting = WaitingGenerations(self.post, self._sessions.place)
         self._closed = False  # to new work, since `Drain`
         self._draining: list[int] = []  # `Drain`s that wait for their answer
         self._leave = False
@@ -175,7 +149,7 @@ class EngineLoop:
 
     @property
     def _nothing_open(self) -> bool:
-        return not (len(self._work) or self._waiting or self._closed)
+        return not (len(self._work) or len(self._waiting) or self._closed)
 
     def _turn(self) -> None:
         for run in self._work.turn():
@@ -348,8 +322,7 @@ class EngineLoop:
                 if message.grammar is None:
                     self._join(model, message, state, None, event.at_s)
                 else:
-                    self._waiting[request_id] = _Waiting(message, state, event.at_s)
-                    self._builder.submit(self._build_grammar, model, message)
+                    self._waiting.add(message, state, model, event.at_s)
             case Embed():
                 self._work.add(model.open_embed(message, self._clock))
             case EmbedAndRank():
@@ -374,28 +347,15 @@ class EngineLoop:
             model.batch.join(generation)
 
     def _check_slot(self, request: Generate | CompareSession) -> None:
-        waiting = any(
-            (w.request.model, w.request.slot) == (request.model, request.slot) for w in self._waiting.values()
-        )
+        waiting = any(waiting.request.slot == request.slot for waiting in self._waiting.of(request.model))
         if waiting or self._work.slot_taken(request.model, request.slot):
             raise EngineError(f"slot {request.slot} is in use", code="slot_in_use")
 
-    def _build_grammar(self, model: LoadedModel, request: Generate) -> None:
-        """Runs in the builder's thread."""
-        if request.request_id not in self._waiting:
-            return  # cancelled while it stood in line: clients that come and go must not pile up work here
-        try:
-            outcome: Grammar | Exception = model.build_grammar(request)
-        except Exception as error:
-            outcome = error
-        self.post(GrammarBuilt(request, outcome))
-
     def _grammar_built(self, event: GrammarBuilt) -> None:
         request = event.request
-        waiting = self._waiting.get(request.request_id)
-        if waiting is None or waiting.request is not request:
+        waiting = self._waiting.built(event)
+        if waiting is None:
             return  # cancelled, or its model unloaded, in the meantime
-        del self._waiting[request.request_id]
         try:
             if isinstance(event.outcome, Exception):
                 raise event.outcome
@@ -407,8 +367,7 @@ class EngineLoop:
             self._send(self._failed(request.request_id, error))
 
     def _cancel(self, target: int) -> None:
-        waiting = self._waiting.pop(target, None)
-        if waiting is not None:
+        if (waiting := self._waiting.remove(target)) is not None:
             self._send(never_started(waiting.request, self._clock() - waiting.at_s))
         elif (job := self._work.remove(target)) is not None:
             self._send(job.cancel())
@@ -448,10 +407,10 @@ class EngineLoop:
         model = self._model(message.model)
         error = EngineError(f"model {message.model} was unloaded", code="model_unloaded", hint="Ask again")
         open_ids = self._work.remove_all(message.model)
-        open_ids += [request_id for request_id, w in self._waiting.items() if w.request.model == message.model]
+        open_ids += [waiting.request.request_id for waiting in self._waiting.of(message.model)]
         del self._models[message.model]
         for request_id in open_ids:
-            self._waiting.pop(request_id, None)
+            self._waiting.remove(request_id)
             self._send(self._failed(request_id, error))
         self._sessions.unloaded(message.model, error)
         model.close()
@@ -461,8 +420,7 @@ class EngineLoop:
 
     def _unload_adapter(self, message: UnloadAdapter) -> None:
         model = self._model(message.model)
-        waiting = ((w.request.model, w.request.adapter) for w in self._waiting.values())
-        if (message.model, message.name) in waiting:
+        if any(waiting.request.adapter == message.name for waiting in self._waiting.of(message.model)):
             raise RequestError(
                 f"adapter {message.name} is in use", code="adapter_in_use", hint="Ask again in a moment"
             )
@@ -470,7 +428,7 @@ class EngineLoop:
         self._send(Done(request_id=message.request_id))
 
     def _measure(self, message: Measure) -> None:
-        if len(self._work) or self._waiting:
+        if len(self._work) or len(self._waiting):
             raise EngineError("the engine is at work, so nothing can be measured", code="engine_busy")
         model = self._model(message.model)
         self._progress.run_begins()

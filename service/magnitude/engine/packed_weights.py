@@ -26,7 +26,7 @@ from typing import Any
 import msgspec
 import onnxruntime
 
-from magnitude.engine.process import trim_heap
+from magnitude.engine.process import is_alive, trim_heap
 from magnitude.engine.session_spec import SessionSpec
 from magnitude.engine.sessions import PROVIDERS, open_session, session_options
 from magnitude.engine.stats import read_cpu_features
@@ -78,7 +78,7 @@ class PackedWeights:
 
         Raises what `open_session` raises for the model's own files, and nothing else.
         """
-        path = Path(model.folder) / (spec.graph_file or model.graph_file)
+        path = graph_path(model, spec)
         if model.kind != "tensors":  # of unknown inputs: nothing could be checked
             try:
                 session = self._mapped(model, path, spec, profile)
@@ -172,13 +172,13 @@ class PackedWeights:
 
     def _deaths(self, key: str) -> list[Path]:
         """Marks of engines that are no more."""
-        return [mark for mark in self._root.glob(f"{key}.trying-*") if not _alive(mark.name.rpartition("-")[2])]
+        return [mark for mark in self._root.glob(f"{key}.trying-*") if not is_alive(mark.name.rpartition("-")[2])]
 
     def _remove_unfinished(self) -> None:
         """What engines left behind that died or were killed while they wrote."""
         for folder in self._root.glob(".new-*"):
             pid = folder.name.split("-")[1]
-            if pid == str(os.getpid()) or not _alive(pid):  # there is one thread that does this
+            if pid == str(os.getpid()) or not is_alive(pid):  # there is one thread that does this
                 shutil.rmtree(folder, ignore_errors=True)
 
     def _has_room(self, new_bytes: int) -> bool:
@@ -196,8 +196,9 @@ class PackedWeights:
             shutil.rmtree(entries.pop(0), ignore_errors=True)
 
 
-def _alive(pid: str) -> bool:
-    return Path("/proc", pid).exists()
+def graph_path(model: ModelDescription, spec: SessionSpec) -> Path:
+    """The file of the graph that `spec` names."""
+    return Path(model.folder) / (spec.graph_file or model.graph_file)
 
 
 def _seen(path: Path) -> tuple[str, int]:

@@ -16,13 +16,11 @@ from typing import Any
 
 from magnitude.engine.loaded import LoadedModel
 from magnitude.engine.message import Message
-from magnitude.engine.packed_weights import PackedWeights
-from magnitude.engine.process import forget_mapped_pages, give_back_memory, trim_heap
+from magnitude.engine.process import give_back_memory
+from magnitude.engine.session_maker import SessionMaker
 from magnitude.engine.session_messages import PrepareSession, SessionPrepared
 from magnitude.engine.session_spec import SessionSpec
-from magnitude.engine.sessions import open_session
 from magnitude.engine.stats import read_memory
-from magnitude.engine.thread_place import ThreadPlace
 from magnitude.engine.work import Results
 from magnitude.errors import EngineError, ModelError, RequestError
 from magnitude.models.description import ModelDescription
@@ -55,19 +53,16 @@ class SessionBuilt:
 
 
 class Preparations:
-    """All that are asked for and not made yet. `post` takes `SessionBuilt` from the thread to the loop; `packed` is
-    where packed weights are kept (None: nowhere, each session has its own)."""
+    """All that are asked for and not made yet. `post` takes `SessionBuilt` from the thread to the loop."""
 
     def __init__(
         self,
         post: Callable[[SessionBuilt], None],
-        place: ThreadPlace,
+        maker: SessionMaker,
         clock: Callable[[], float] = time.monotonic,
-        packed: PackedWeights | None = None,
     ) -> None:
         self._post = post
-        self._place = place
-        self._packed = packed
+        self._maker = maker
         self._clock = clock
         self._waiting: deque[Preparation] = deque()  # the first one is being made
         self.thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="engine-session")
@@ -142,19 +137,8 @@ class Preparations:
         self._post(SessionBuilt(preparation, outcome, self._clock() - started_s, added_bytes))
 
     def _open(self, model: ModelDescription, spec: SessionSpec) -> tuple[Any, int]:
-        folder = Path(model.folder)
-        # The pool's threads inherit the CPUs of the thread that makes them.
-        self._place.settle(spec.cpus)
-        try:
-            before_bytes = read_memory().anon_bytes
-            if self._packed is not None:
-                session = self._packed.open(model, spec)
-            else:
-                session = open_session(folder / (spec.graph_file or model.graph_file), spec.threads, arena=spec.arena)
-        finally:
-            self._place.leave()
-        trim_heap()
-        forget_mapped_pages(folder)
+        before_bytes = read_memory().anon_bytes
+        session = self._maker.open(model, spec)
         return session, max(0, read_memory().anon_bytes - before_bytes)
 
 

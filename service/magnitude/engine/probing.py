@@ -8,7 +8,7 @@ from collections.abc import Callable
 from magnitude.engine.decoder import Decoder
 from magnitude.engine.encoder import Encoder
 from magnitude.engine.encoder_buckets import MAX_RUN_TOKENS
-from magnitude.engine.kv import KvMemory
+from magnitude.engine.kv import KvMemory, check_slot
 from magnitude.engine.pace import Phase
 from magnitude.engine.session_messages import Probe, Probed, ProbedRun
 from magnitude.errors import RequestError
@@ -71,8 +71,7 @@ def decoder_runs(request: Probe, decoder: Decoder, kv: KvMemory, model_hash: str
 
     Raises `RequestError` for runs that the decoder or the slot has no room for.
     """
-    if not 0 <= request.slot < kv.layout.slots:
-        raise RequestError(f"slot {request.slot} does not exist, there are {kv.layout.slots}", param="slot")
+    check_slot(request.slot, kv.layout.slots)
     past = request.past_tokens
     for run in request.runs:
         if run.rows < 1 or run.tokens < 1 or (run.rows > 1 and run.tokens > 1) or run.rows > decoder.prefill_row:

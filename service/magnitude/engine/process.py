@@ -56,6 +56,11 @@ def go_first_for_memory(proc: Path = Path("/proc")) -> None:
             path.write_text(f"{OOM_SCORE_ADJ}\n")
 
 
+def is_alive(pid: str) -> bool:
+    """Whether there is a process of that number."""
+    return Path("/proc", pid).exists()
+
+
 def trim_heap() -> None:
     """Return freed heap pages to the kernel.
 

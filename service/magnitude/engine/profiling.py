@@ -24,13 +24,11 @@ from magnitude.engine.loaded import LoadedModel
 from magnitude.engine.message import Message
 from magnitude.engine.operator_profile import PhaseRuns, ProfiledRun, read_profile
 from magnitude.engine.pace import Phase
-from magnitude.engine.packed_weights import PackedWeights
 from magnitude.engine.probing import TimedRun
-from magnitude.engine.process import forget_mapped_pages, give_back_memory
+from magnitude.engine.process import give_back_memory, is_alive
+from magnitude.engine.session_maker import SessionMaker
 from magnitude.engine.session_messages import OperatorsProfiled, PhaseProfile, ProfileOperators
 from magnitude.engine.session_spec import SessionSpec
-from magnitude.engine.sessions import open_session
-from magnitude.engine.thread_place import ThreadPlace
 from magnitude.engine.work import Results
 from magnitude.errors import EngineError
 
@@ -132,17 +130,15 @@ class Profiler:
         answer: Callable[[Results], None],
         post: Callable[[TwinEvent], None],
         thread: Executor,
-        place: ThreadPlace,
+        maker: SessionMaker,
         scratch: Path | None,
-        packed: PackedWeights | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._answer = answer
         self._post = post
         self._thread = thread
-        self._place = place
+        self._maker = maker
         self._scratch = scratch
-        self._packed = packed
         self._clock = clock
         self._job: ProfileJob | None = None
         self._session: Any = None  # of the job that runs
@@ -160,7 +156,7 @@ class Profiler:
 
     def begin(self, request: ProfileOperators, model: LoadedModel, *, idle: bool) -> None:
         """Raises `RequestError` for runs that cannot be done."""
-        model.check_profile(request)
+        model.check_profile()
         if self._scratch is None or not idle or self._job is not None or self.at_work:
             reason = "there is no folder for profiles" if self._scratch is None else "something else was open"
             self._say(request.request_id, OperatorsProfiled(request_id=request.request_id, reason=reason))
@@ -279,18 +275,7 @@ class Profiler:
         job.folder = Path(tempfile.mkdtemp(prefix=f"{_PREFIX}{os.getpid()}-", dir=self._scratch))
         (spec, _), model = job.sessions[0], job.model.description
         twin = job.twin = Twin(**msgspec.structs.asdict(spec), profile=str(job.folder / "runs"))
-        # The pool's threads inherit the CPUs of the thread that makes them.
-        self._place.settle(twin.cpus)
-        try:
-            if self._packed is not None:
-                session = self._packed.open(model, twin, profile=twin.profile)
-            else:
-                path = Path(model.folder) / (twin.graph_file or model.graph_file)
-                session = open_session(path, twin.threads, arena=twin.arena, profile=twin.profile)
-        finally:
-            self._place.leave()
-        forget_mapped_pages(Path(model.folder))
-        return TwinEvent(job, session=session)
+        return TwinEvent(job, session=self._maker.open(model, twin, profile=twin.profile))
 
     def _read(self, job: ProfileJob) -> TwinEvent:
         session, job.detached = job.detached, None
@@ -307,5 +292,5 @@ def _remove_left_behind(scratch: Path) -> None:
     """What engines left that died or were killed while they profiled."""
     for folder in scratch.glob(f"{_PREFIX}*"):
         pid = folder.name.removeprefix(_PREFIX).partition("-")[0]
-        if not Path("/proc", pid).exists():
+        if not is_alive(pid):
             shutil.rmtree(folder, ignore_errors=True)

@@ -17,6 +17,7 @@ from magnitude.engine.probing import ProbeJob
 from magnitude.engine.process import give_back_memory
 from magnitude.engine.profiling import Profiler, TwinEvent
 from magnitude.engine.protocol import CancelRequest, Done, GetStats, Pace, ToEngine
+from magnitude.engine.session_maker import SessionMaker
 from magnitude.engine.session_messages import (
     CompareSession,
     PrepareSession,
@@ -58,15 +59,15 @@ class SessionDesk:
         self._progress = progress
         self._answer = answer
         self._clock = clock
-        self._preparations = Preparations(post, self.place, clock, packed)
+        maker = SessionMaker(self.place, packed)
+        self._preparations = Preparations(post, maker, clock)
         self._probe: ProbeJob | None = None
         self.profiler = Profiler(
             answer=answer,
             post=post,
             thread=self._preparations.thread,
-            place=self.place,
+            maker=maker,
             scratch=scratch,
-            packed=packed,
             clock=clock,
         )
 

@@ -120,8 +120,8 @@ class Probed(Message, frozen=True, kw_only=True, tag="probed"):
 class ProfileOperators(Message, frozen=True, kw_only=True, tag="profile_operators"):
     """Tell how the time of runs is spread over the operators: on twins of the sessions in force, which do `steps`
     decode steps behind `past_tokens` positions in `slot` and a piece of a prompt of `tokens`; an encoder does so many
-    texts of one run each. While nothing else is open; given up at once when
-    something comes. What the slot held is lost. Answered by `OperatorsProfiled`, or `Failed`."""
+    texts of one run each. While nothing else is open; given up at once when something comes. What the slot held is
+    lost. Answered by `OperatorsProfiled`, or `Failed`."""
 
     request_id: int
     model: str

@@ -5,7 +5,6 @@ The own session is named None, and stands in for every one that is not there.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from typing import Any
 
 import msgspec
@@ -73,9 +72,6 @@ class SessionSet:
         self._own_graph = own_graph
         self._further: dict[SessionSpec, FurtherSession] = {}
         self._choice = RunChoice()
-
-    def __iter__(self) -> Iterator[SessionSpec]:
-        return iter(self._further)
 
     def __len__(self) -> int:
         """How many there are beside the own one."""

@@ -6,6 +6,8 @@ from functools import cached_property
 
 import msgspec
 
+from magnitude.board.cpu import cpu_list
+
 
 class SessionSpec(msgspec.Struct, frozen=True, kw_only=True, dict=True):
     """A way to load a model's graph: an ONNX Runtime session over the same mapped weights.
@@ -30,14 +32,3 @@ class SessionSpec(msgspec.Struct, frozen=True, kw_only=True, dict=True):
         if self.arena:
             parts.append("with arena")
         return " ".join(parts)
-
-
-def cpu_list(cpus: tuple[int, ...]) -> str:
-    """CPU numbers as the kernel writes them: "0-3,6"."""
-    ranges: list[list[int]] = []
-    for cpu in sorted(cpus):
-        if ranges and cpu == ranges[-1][1] + 1:
-            ranges[-1][1] = cpu
-        else:
-            ranges.append([cpu, cpu])
-    return ",".join(str(low) if low == high else f"{low}-{high}" for low, high in ranges)

@@ -9,9 +9,9 @@ from __future__ import annotations
 import logging
 import os
 
-from magnitude.board.cpu import thread_affinity
+from magnitude.board.cpu import cpu_list, thread_affinity
 from magnitude.board.roots import HostRoots
-from magnitude.engine.session_spec import SessionSpec, cpu_list
+from magnitude.engine.session_spec import SessionSpec
 from magnitude.errors import RequestError
 
 log = logging.getLogger(__name__)

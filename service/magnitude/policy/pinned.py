@@ -6,7 +6,8 @@ from collections.abc import Callable
 
 import msgspec
 
-from magnitude.engine.session_spec import SessionSpec, cpu_list
+from magnitude.board.cpu import cpu_list
+from magnitude.engine.session_spec import SessionSpec
 from magnitude.policy.learned import Choice
 from magnitude.policy.situation import Part
 

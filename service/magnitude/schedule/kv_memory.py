@@ -153,4 +153,6 @@ class KvMemory:
         return self.fd
 
     def close(self) -> None:
-        os.close(self.release())
+        """Also once it is closed or released: then there is nothing to do."""
+        if not self._map.closed:
+            os.close(self.release())

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from magnitude.board.cpu import cpu_list
 from magnitude.board.profile import BoardProfile
 from magnitude.board.profiles import policy_name
 from magnitude.board.roots import HostRoots
@@ -131,7 +132,7 @@ class BoardTree:
     def _write_cpus(self) -> None:
         cpus = sorted(cpu for cluster in self._profile.clusters for cpu in cluster.cpus)
         for name in ("online", "present", "possible"):
-            self._text(f"devices/system/cpu/{name}", _cpu_list(cpus))
+            self._text(f"devices/system/cpu/{name}", cpu_list(cpus))
         for policy, cluster in self._clusters.items():
             for cpu in cluster.cpus:
                 folder = f"devices/system/cpu/cpu{cpu}"
@@ -218,17 +219,6 @@ def _word(firmware: Firmware) -> str:
 
 def _bits(flags: FirmwareFlags | None) -> int:
     return sum(getattr(flags, name) << place for name, place in _BITS.items()) if flags is not None else 0
-
-
-def _cpu_list(cpus: list[int]) -> str:
-    """The kernel's list notation, `0-3,6`."""
-    spans: list[list[int]] = []
-    for cpu in cpus:
-        if spans and cpu == spans[-1][1] + 1:
-            spans[-1][1] = cpu
-        else:
-            spans.append([cpu, cpu])
-    return ",".join(f"{first}-{last}" if first != last else str(first) for first, last in spans)
 
 
 def _link(path: Path, target: Path) -> None:
