@@ -17,6 +17,8 @@ from magnitude.policy.ageing import (
     AgedQuantiles,
     MeanState,
     QuantileState,
+    joined,
+    mean_of,
 )
 
 HALF_LIFE_S = 60.0
@@ -236,3 +238,40 @@ def test_kept_quantiles_come_back_with_their_weights(samples: list[tuple[float, 
     assert [second.quantile(one) for one in (0.05, 0.5, 0.95, 1.0)] == [
         figure.quantile(one) for one in (0.05, 0.5, 0.95, 1.0)
     ]
+
+
+@given(SAMPLES, st.lists(st.integers(0, 3), min_size=60, max_size=60))
+def test_series_of_parts_say_together_what_one_of_all_samples_says(
+    samples: list[tuple[float, float, float]], part_of: list[int]
+) -> None:
+    average, averages = AgedAverage(HALF_LIFE_S), [AgedAverage(HALF_LIFE_S) for _ in range(4)]
+    quantiles, parts = AgedQuantiles(HALF_LIFE_S), [AgedQuantiles(HALF_LIFE_S) for _ in range(4)]
+    for (value, weight, at_s), part in zip(at_times(samples), part_of, strict=False):
+        for series in (average, averages[part], quantiles, parts[part]):
+            series.add(value, weight, at_s)
+    largest = max(value for value, _, _ in samples)
+    assert mean_of(averages) == pytest.approx(average.mean(0.0), rel=1e-6, abs=1e-9 * largest)
+    whole = joined(parts)
+    # A share that lies on the edge of a bucket falls to either side of it.
+    for share in (0.0501, 0.4999, 0.9499):
+        assert whole.quantile(share) in (
+            pytest.approx(quantiles.quantile(share - 1e-6)),
+            pytest.approx(quantiles.quantile(share + 1e-6)),
+        )
+
+
+def test_parts_without_samples_say_nothing() -> None:
+    assert mean_of([AgedAverage(HALF_LIFE_S), AgedAverage(HALF_LIFE_S)]) == 0.0
+    assert joined([AgedQuantiles(HALF_LIFE_S), AgedQuantiles(HALF_LIFE_S)]).quantile(0.5) == 0.0
+
+
+def test_parts_that_nobody_has_added_to_for_days_still_say_what_they_said() -> None:
+    average, quantiles = AgedAverage(HALF_LIFE_S), AgedQuantiles(HALF_LIFE_S)
+    old, old_quantiles = AgedAverage(HALF_LIFE_S), AgedQuantiles(HALF_LIFE_S)
+    for series in (old, old_quantiles):
+        series.add(9.0, 1.0, 0.0)
+    for series in (average, quantiles):
+        series.add(2.0, 1.0, 1e7)
+    assert mean_of([old, average]) == pytest.approx(2.0)
+    assert joined([old_quantiles, quantiles]).quantile(0.99) == quantiles.quantile(0.99)
+    assert mean_of([old]) == 9.0
