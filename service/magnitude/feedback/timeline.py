@@ -82,10 +82,9 @@ class Timeline(msgspec.Struct, frozen=True, kw_only=True):
     cut_off: bool = False
 
 
-def timeline_of(history: History, since_s: float, model: str = "") -> Timeline:
-    """Of the model of that name ("": of all), with the decisions about the board that concern every model."""
-    decisions = [row for row in reversed(history.decisions) if row.model in ("", model) or not model]
-    tasks = [row for row in reversed(history.tasks) if row.task.model == model or not model]
+def timeline_of(history: History, since_s: float) -> Timeline:
+    """Of the last `since_s`, for which `history` was asked."""
+    decisions, tasks = history.decisions[::-1], history.tasks[::-1]
     return Timeline(
         since_s=since_s,
         decisions=[_moment(row, history.now) for row in decisions],

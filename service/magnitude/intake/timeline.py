@@ -31,8 +31,8 @@ async def timeline(request: Request) -> Response:
     store = context_of(request).records
     found = Timeline(since_s=since_s, decisions=[], lanes=[], tasks=[])
     if store is not None:
-        history = await store.history(since_s, limit)
-        found = timeline_of(history, since_s, request.query_params.get("model", ""))
+        history = await store.history(since_s, limit, request.query_params.get("model", ""))
+        found = timeline_of(history, since_s)
     persistence = "off" if store is None or store.off else "on"
     return json_reply({"object": "timeline", "persistence": persistence, **msgspec.structs.asdict(found)})
 
