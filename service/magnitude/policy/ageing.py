@@ -80,7 +80,8 @@ class AgedAverage:
         self._centre += step * share
         self._deviation += before * share * step * step  # in this form rounding never makes it negative
 
-    def mean(self, now_s: float) -> float:
+    @property
+    def mean(self) -> float:
         """0 without samples."""
         return self._centre
 
@@ -125,7 +126,8 @@ class AgedMean(AgedAverage):
     def add(self, value: float, weight: float, now_s: float) -> None:
         super().add(math.log(max(value, LEAST_VALUE)) if math.isfinite(value) else value, weight, now_s)
 
-    def mean(self, now_s: float) -> float:
+    @property
+    def mean(self) -> float:
         """0 without samples."""
         return math.exp(self._centre) if self._weight > 0 else 0.0
 
@@ -201,11 +203,12 @@ class AgedQuantiles:
 
 
 def mean_of(parts: Sequence[AgedAverage]) -> float:
-    """The mean of all their samples, as if one had taken them; 0 without samples. Half-lives are the same."""
+    """The mean of all their samples, as if one had taken them; 0 without samples. Half-lives are the same, and
+    none is an `AgedMean`."""
     at_s = max((part._at_s for part in parts), default=0.0)
     weights = [part.weight(at_s) for part in parts]
     total = sum(weights)
-    return sum(weight * part._centre for weight, part in zip(weights, parts, strict=True)) / total if total else 0.0
+    return sum(weight * part.mean for weight, part in zip(weights, parts, strict=True)) / total if total else 0.0
 
 
 def joined(parts: Sequence[AgedQuantiles]) -> AgedQuantiles:
