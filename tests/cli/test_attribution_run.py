@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 
 from magnitude.board.profiles import load_profile
-from magnitude.cli.attribution_run import HOLD_S, Proof
-from magnitude.cli.attribution_work import Ask, Work, built_in
+from magnitude.cli.attribution.run import HOLD_S, Proof
+from magnitude.cli.attribution.work import Ask, Work, built_in
 from magnitude.cli.client import ChatDelta, ServiceRefused, ServiceUnreachable
 from magnitude.policy.attribution import Attribution, Figure, attribute
 

@@ -10,7 +10,7 @@ from fake_service import STATE, FakeService, at
 from typer.testing import CliRunner
 
 from fake_strategies import FakeStrategies
-from magnitude.cli.attribution_work import read_work
+from magnitude.cli.attribution.work import read_work
 from magnitude.cli.main import app
 from magnitude.errors import ConfigError, MagnitudeError
 

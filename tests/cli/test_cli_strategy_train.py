@@ -18,8 +18,9 @@ from typer.testing import CliRunner, Result
 from magnitude.cli.main import EXIT_ERROR
 from magnitude.cli.strategy_train import EXIT_REFUSED, register_strategy
 from magnitude.errors import ConfigError
+from magnitude.policy.dump_exchange import parsed
 from magnitude.policy.strategy import Strategy
-from magnitude.policy.trained import read_trained
+from magnitude.policy.trained import Trained
 from magnitude.training.reading import NothingToRead
 from magnitude.training.training import NothingLearned
 
@@ -67,7 +68,8 @@ def test_a_table_is_written_and_named_by_its_id(recorded: Callable[..., Path], t
     table = tmp_path / "table.json"
     result = run(recorded(), "-o", table)
     assert result.exit_code == 0, result.output
-    trained = read_trained(table)
+    trained = parsed(table.read_bytes(), str(table))
+    assert isinstance(trained, Trained)
     assert trained.trained_id[:12] in result.output
     assert {entry.chosen.choice_id for entry in trained.tables[0].entries if entry.part == "decode"} == {"2 threads"}
     assert ["pi5-bare", "chat", "decode", "table", "all"] in [line.split()[:5] for line in result.output.splitlines()]

@@ -44,8 +44,21 @@ def test_help_lists_the_verbs_in_the_order_of_need() -> None:
 def test_help_loads_none_of_the_heavy_libraries() -> None:
     program = (
         "import sys; from magnitude.cli.main import find_verbs; find_verbs();"
-        "print({'numpy', 'onnxruntime', 'onnx', 'httpx', 'starlette', 'uvicorn', 'tokenizers'} & set(sys.modules))"
+        "print({'numpy', 'onnxruntime', 'onnx', 'httpx', 'starlette', 'uvicorn', 'tokenizers', 'statistics',"
+        " 'concurrent.futures', 'asyncio'} & set(sys.modules))"
     )
+    assert printed_by(program) == "set()"
+
+
+def test_what_a_service_tells_is_read_without_what_a_service_needs() -> None:
+    program = (
+        "import sys; import magnitude.schedule.inference;"
+        "print({'asyncio', 'ctypes', 'numpy', 'magnitude.policy.optimizer'} & set(sys.modules))"
+    )
+    assert printed_by(program) == "set()"
+
+
+def printed_by(program: str) -> str:
     result = subprocess.run(
         [sys.executable, "-c", program],
         capture_output=True,
@@ -53,7 +66,7 @@ def test_help_loads_none_of_the_heavy_libraries() -> None:
         check=True,
         env={**os.environ, "PYTHONPATH": SOURCE},
     )
-    assert result.stdout.strip() == "set()"
+    return result.stdout.strip()
 
 
 def test_an_error_is_two_lines_and_a_status_without_a_traceback() -> None:

@@ -18,7 +18,9 @@ from magnitude.feedback.bundles import (
     read_bundle,
     without_content,
 )
+from magnitude.feedback.circumstances import Circumstances
 from magnitude.feedback.failures import HOUR_S, MAX_BUNDLES, MAX_PER_HOUR, RETRY_FIRST_S, FailureLimits, FailureLog
+from magnitude.persist import sealed
 from magnitude.supervise.loss import EngineLoss
 from tests.feedback.failure_samples import SECRET_GRAMMAR, surroundings, victim
 from tests.feedback.record_samples import MovingClocks
@@ -219,6 +221,28 @@ def test_a_bundle_of_a_newer_version_is_refused_with_its_reason(tmp_path: Path) 
     path.write_text(path.read_text().replace('"schema":1', '"schema":9'))
     with pytest.raises(BundleRefused, match="schema is 9"):
         read_bundle(path)
+
+
+# What the first version said of the moment at which an engine was lost, under the name that it had there.
+FIRST_SITUATION = {
+    "queue_depth": 3,
+    "running": 0,
+    "engine_restarts": 0,
+    "engine_rss_bytes": None,
+    "memory_headroom_bytes": None,
+    "memory_limit_bytes": None,
+    "memory_step": "",
+    "temperature_c": 61.5,
+    "plan": None,
+}
+
+
+def test_a_bundle_of_the_first_version_is_still_read(tmp_path: Path) -> None:
+    written(tmp_path, victim())
+    path = bundle_files(tmp_path)[0]
+    content = msgspec.json.decode(path.read_bytes())["value"]
+    path.write_bytes(sealed({**content, "situation": FIRST_SITUATION}, schema=1))
+    assert read_bundle(path).circumstances == Circumstances(queue_depth=3, temperature_c=61.5)
 
 
 def test_a_bundle_is_found_by_its_number_its_id_and_its_path(tmp_path: Path) -> None:

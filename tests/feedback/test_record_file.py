@@ -280,6 +280,13 @@ def test_a_file_of_the_first_version_is_carried_over_with_what_it_says(tmp_path:
     assert not list(tmp_path.glob("*broken*"))
 
 
+def test_who_reads_a_file_of_the_first_version_is_told_to_start_the_service(tmp_path: Path) -> None:
+    make_first_version(tmp_path / "records.db")
+    with pytest.raises(StorageRefuses, match="earlier version") as refused, reading(tmp_path / "records.db"):
+        pass
+    assert "Start the service" in refused.value.hint
+
+
 # --- storage that refuses ---
 
 

@@ -124,6 +124,24 @@ def test_the_history_ends_where_it_was_asked_to(tmp_path: Path) -> None:
     store.stop()
 
 
+def test_one_models_history_is_as_long_as_was_asked_for_however_much_others_did(tmp_path: Path) -> None:
+    store = started(tmp_path)
+    for number in range(6):
+        model = "n" if number % 3 else "m"
+        store.add(row(number, model=model))
+        store.add_decision(decision(number, model=model))
+        if number == 3:
+            store.add_decision(decision(30, source="thermal", model="", part=""))
+            store.flush()
+    store.add_decision(decision(60, model="m"))
+    history = asyncio.run(store.history(3600, 3, "m"))
+    assert [each.reason for each in history.decisions] == ["60", "30", "3"]
+    assert history.cut_off
+    assert numbers(history.tasks) == [3, 0]
+    assert [each.reason for each in asyncio.run(store.history(3600, 3)).decisions] == ["60", "5", "4"]
+    store.stop()
+
+
 def test_a_board_decision_that_flaps_leaves_a_row_a_minute(tmp_path: Path) -> None:
     clocks = MovingClocks()
     store = started(tmp_path, clocks=clocks)

@@ -2,7 +2,9 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from collections import Counter
 from pathlib import Path
+from typing import Any
 
 import msgspec
 import pytest
@@ -11,7 +13,7 @@ from magnitude.config.records import RecordsSettings
 from magnitude.engine.protocol import Heartbeat, Hello
 from magnitude.feedback.bundles import ServedModel
 from magnitude.feedback.circumstances import ChosenBy
-from magnitude.feedback.recorder import Recorder
+from magnitude.feedback.recorder import BOARD_HOLDS_S, Recorder
 from magnitude.feedback.records import TaskRecord
 from magnitude.governor.decision import Decision
 from magnitude.governor.memory_sight import MemorySight
@@ -37,19 +39,24 @@ def no_models() -> list[ServedModel]:
     raise RuntimeError("a fault in what is asked at a loss")
 
 
+def recorder_in(folder: Path, **fields: Any) -> Recorder:
+    """Of a service that does nothing, but for `fields`."""
+    values: dict[str, Any] = {
+        "engine": Silent(),
+        "restarts": lambda: 0,
+        "load": lambda: (0, 0),
+        "plan": lambda name: None,
+        "models": list,
+        "memory": Silent,
+        "last_lines": list,
+        "step_deadline_s": 60.0,
+        **fields,
+    }
+    return Recorder(folder, values.pop("settings", RecordsSettings(free_disk_reserve_bytes=0)), **values)
+
+
 def test_a_loss_that_cannot_be_written_down_harms_nobody(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    recorder = Recorder(
-        tmp_path,
-        RecordsSettings(max_bytes=0),
-        engine=Silent(),
-        restarts=lambda: 0,
-        load=lambda: (0, 0),
-        plan=lambda name: None,
-        models=no_models,
-        memory=Silent,
-        last_lines=list,
-        step_deadline_s=60.0,
-    )
+    recorder = recorder_in(tmp_path, settings=RecordsSettings(max_bytes=0), models=no_models)
     with caplog.at_level(logging.ERROR):
         recorder.engine_lost(EngineLoss("no step for 61 s", "hang"), [])
     recorder.stop()
@@ -58,17 +65,8 @@ def test_a_loss_that_cannot_be_written_down_harms_nobody(tmp_path: Path, caplog:
 
 def test_a_task_is_kept_with_what_its_engine_and_board_met_while_it_ran(tmp_path: Path) -> None:
     clocks, throttled = MovingClocks(), False
-    recorder = Recorder(
+    recorder = recorder_in(
         tmp_path,
-        RecordsSettings(free_disk_reserve_bytes=0),
-        engine=Silent(),
-        restarts=lambda: 0,
-        load=lambda: (0, 0),
-        plan=lambda name: None,
-        models=list,
-        memory=Silent,
-        last_lines=list,
-        step_deadline_s=60.0,
         throttled=lambda: throttled,
         board=lambda: BoardSeen((0, 1), 2, clock_share=0.5),
         chosen=lambda model: ChosenBy(strategy=STRATEGY, situation=HOT),
@@ -100,3 +98,21 @@ def test_a_task_is_kept_with_what_its_engine_and_board_met_while_it_ran(tmp_path
         ("strategy", "switch", "decode (rows=1): 2 threads to 1 thread"),
     ]
     assert history.decisions[-1].strategy == STRATEGY
+
+
+def test_the_board_is_looked_at_once_for_tasks_that_end_together(tmp_path: Path) -> None:
+    clocks, looked = MovingClocks(), Counter[str]()
+
+    def board() -> BoardSeen:
+        looked["at"] += 1
+        return BoardSeen((0, 1), 2, heat="hot" if looked["at"] > 1 else "cool")
+
+    recorder = recorder_in(tmp_path, board=board, clocks=clocks)
+    task = TaskRecord(kind="embed", model="m", outcome="ok", prefill_s=0.01)
+    for _ in range(3):
+        recorder.feedback.record(task)
+    clocks.passes(BOARD_HOLDS_S)
+    recorder.feedback.record(task)
+    figures = recorder.feedback.figures_by_heat()
+    assert {name: one.count for name, one in figures.items()} == {"embed m cool": 3, "embed m hot": 1}
+    assert looked["at"] == 2

@@ -45,7 +45,9 @@ def test_hot_and_cold_are_kept_apart_where_heat_is_known() -> None:
         "embed m hot": (1, 0),
     }
     assert found["embed m hot"].run_p50_s == pytest.approx(3.0, rel=0.1)
-    assert feedback.figures()["embed m"].count == 4
+    whole = feedback.figures()["embed m"]
+    assert (whole.count, whole.failed) == (4, 1)
+    assert (whole.run_p50_s, whole.run_p99_s) == pytest.approx((3.0, 9.0), rel=0.1)
 
 
 def test_failures_are_counted_and_do_not_bend_the_latency_picture() -> None:
@@ -226,7 +228,7 @@ def test_new_tasks_soon_outweigh_those_from_before() -> None:
 
 
 def test_a_series_that_has_begun_is_left_alone() -> None:
-    feedback = Feedback(clocks=MovingClocks())
+    feedback = Feedback(clocks=MovingClocks(), heat=lambda: "cool")
     feedback.record(TaskRecord(kind="generate", model="m", outcome="ok", prompt_tokens=10, prefill_s=1.0))
     assert feedback.restore([row(1500)], plan_of) == 0
     assert feedback.figures()["generate m"].prefill_tokens_per_s == pytest.approx(10)

@@ -4,8 +4,7 @@ import pytest
 
 from magnitude.cli.ps import strategy_line
 from magnitude.feedback.metrics import Metrics
-from magnitude.schedule.strategy_loop import LoopCounts
-from magnitude.schedule.strategy_report import SessionShown, StrategyState
+from magnitude.schedule.strategy_report import LoopCounts, SessionShown, StrategyState
 
 STATE = StrategyState(
     on=True,

@@ -30,12 +30,12 @@ def ran(ago_s: float, strategy: Strategy | None = None, **fields: Any) -> TaskRo
     return msgspec.structs.replace(task, circumstances=Circumstances(strategy=strategy, temperature_c=50.0))
 
 
-def drawn(rows: list[DecisionRow | TaskRow], since_s: float = 1000.0, model: str = "") -> Timeline:
+def drawn(rows: list[DecisionRow | TaskRow], since_s: float = 1000.0) -> Timeline:
     """The timeline of rows in any order."""
     newest_first = sorted(rows, key=lambda each: -each.stamp.at_s)
     decisions = [each for each in newest_first if isinstance(each, DecisionRow)]
     tasks = [each for each in newest_first if isinstance(each, TaskRow)]
-    return timeline_of(lately(decisions, tasks, NOW, since_s, 1000), since_s, model)
+    return timeline_of(lately(decisions, tasks, NOW, since_s, 1000), since_s)
 
 
 def lane(timeline: Timeline, part: str) -> list[tuple[float, float, str]]:
@@ -141,20 +141,6 @@ def test_choices_are_named_as_decisions_name_them() -> None:
         "encode": "2 threads",
         "variant": "m-int4",
     }
-
-
-def test_one_model_is_shown_with_what_concerned_the_board() -> None:
-    rows: list[DecisionRow | TaskRow] = [
-        decided(50, model="m"),
-        decided(40, model="n"),
-        decided(30, source="thermal", model="", part=""),
-        ran(20, model="m"),
-        ran(10, model="n"),
-    ]
-    timeline = drawn(rows, model="m")
-    assert [(one.source, one.model) for one in timeline.decisions] == [("strategy", "m"), ("thermal", "")]
-    assert [task.model for task in timeline.tasks] == ["m"]
-    assert len(drawn(rows).decisions) == 3
 
 
 def test_what_no_clock_can_date_is_left_out() -> None:

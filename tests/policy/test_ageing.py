@@ -17,6 +17,8 @@ from magnitude.policy.ageing import (
     AgedQuantiles,
     MeanState,
     QuantileState,
+    joined,
+    mean_of,
 )
 
 HALF_LIFE_S = 60.0
@@ -53,11 +55,11 @@ def test_means_are_those_of_all_samples_by_their_aged_weights(samples: list[tupl
     logs = [math.log(value) for value, _, _ in timed]
     centre = statistics.fmean(logs, weights)
     spread = math.sqrt(statistics.fmean([(one - centre) ** 2 for one in logs], weights))
-    assert mean.mean(now_s) == pytest.approx(math.exp(centre), rel=1e-6)
+    assert mean.mean == pytest.approx(math.exp(centre), rel=1e-6)
     assert mean.std == pytest.approx(spread, rel=1e-6, abs=1e-6)
     values = [value for value, _, _ in timed]
     exact = statistics.fmean(values, weights)
-    assert average.mean(now_s) == pytest.approx(exact, rel=1e-6, abs=1e-12 * max(values))
+    assert average.mean == pytest.approx(exact, rel=1e-6, abs=1e-12 * max(values))
     for figure in (mean, average):
         assert figure.weight(now_s) == pytest.approx(sum(weights), rel=1e-6)
         assert figure.effective == pytest.approx(sum(weights) ** 2 / sum(w * w for w in weights), rel=1e-6)
@@ -108,8 +110,9 @@ def test_waiting_alone_changes_no_mean(kind: type[AgedAverage]) -> None:
     figure = kind(HALF_LIFE_S)
     figure.add(2.0, 1.0, 0.0)
     figure.add(8.0, 1.0, 0.0)
-    mean, std = figure.mean(0.0), figure.std
-    assert (figure.mean(1e9), figure.std) == (mean, std)
+    at_once, later = figure.state(0.0), figure.state(10 * HALF_LIFE_S)
+    assert (later.centre, later.variance, later.effective) == (at_once.centre, at_once.variance, at_once.effective)
+    assert later.weight == pytest.approx(at_once.weight / 1024)
     assert figure.weight(1e9) == 0.0
 
 
@@ -121,7 +124,7 @@ def test_recent_samples_outweigh_any_number_of_old_ones() -> None:
     later_s = 10 + 14 * HALF_LIFE_S
     mean.add(3.0, 1.0, later_s)
     quantiles.add(3.0, 1.0, later_s)
-    assert mean.mean(later_s) > 2.8
+    assert mean.mean > 2.8
     assert quantiles.quantile(0.5) == pytest.approx(3.0, rel=BUCKET_GROWTH - 1)
 
 
@@ -129,7 +132,7 @@ def test_a_tenfold_run_weighs_as_much_as_one_of_a_tenth() -> None:
     mean = AgedMean(HALF_LIFE_S)
     for value in (0.01, 0.1, 0.001):
         mean.add(value, 1.0, 0.0)
-    assert mean.mean(0.0) == pytest.approx(0.01)
+    assert mean.mean == pytest.approx(0.01)
 
 
 @pytest.mark.parametrize("kind", [AgedMean, AgedAverage, AgedQuantiles])
@@ -177,10 +180,10 @@ def test_nothing_is_forgotten_by_an_infinite_half_life() -> None:
 
 def test_figures_without_samples_are_zero() -> None:
     mean, quantiles = AgedMean(HALF_LIFE_S), AgedQuantiles(HALF_LIFE_S)
-    assert (mean.mean(5.0), mean.std, mean.effective, mean.weight(5.0)) == (0.0, 0.0, 0.0, 0.0)
+    assert (mean.mean, mean.std, mean.effective, mean.weight(5.0)) == (0.0, 0.0, 0.0, 0.0)
     assert (quantiles.quantile(0.95), quantiles.weight(5.0)) == (0.0, 0.0)
     mean.restore(MeanState(), 0.0)
-    assert mean.mean(0.0) == 0.0
+    assert mean.mean == 0.0
 
 
 def test_values_of_any_size_fall_into_a_bounded_number_of_buckets() -> None:
@@ -192,7 +195,7 @@ def test_values_of_any_size_fall_into_a_bounded_number_of_buckets() -> None:
     assert figure.quantile(1.0) == pytest.approx(LARGEST_VALUE, rel=BUCKET_GROWTH - 1)
     tiny = AgedMean(HALF_LIFE_S)
     tiny.add(0.0, 1.0, 0.0)
-    assert tiny.mean(0.0) == pytest.approx(LEAST_VALUE)
+    assert tiny.mean == pytest.approx(LEAST_VALUE)
 
 
 def test_a_series_of_years_stays_bounded_and_finite() -> None:
@@ -220,7 +223,7 @@ def test_what_was_kept_goes_on_under_another_clock_as_if_nothing_had_been(
         for value, weight, at_s in at_times(after):
             figure.add(value, weight, now_s + at_s)
             second.add(value, weight, at_s)
-        assert second.mean(0.0) == pytest.approx(figure.mean(0.0), rel=1e-6, abs=1e-6)
+        assert second.mean == pytest.approx(figure.mean, rel=1e-6, abs=1e-6)
         assert second.std == pytest.approx(figure.std, rel=1e-5, abs=1e-6)
         assert second.effective == pytest.approx(figure.effective, rel=1e-6)
 
@@ -236,3 +239,40 @@ def test_kept_quantiles_come_back_with_their_weights(samples: list[tuple[float, 
     assert [second.quantile(one) for one in (0.05, 0.5, 0.95, 1.0)] == [
         figure.quantile(one) for one in (0.05, 0.5, 0.95, 1.0)
     ]
+
+
+@given(SAMPLES, st.lists(st.integers(0, 3), min_size=60, max_size=60))
+def test_series_of_parts_say_together_what_one_of_all_samples_says(
+    samples: list[tuple[float, float, float]], part_of: list[int]
+) -> None:
+    average, averages = AgedAverage(HALF_LIFE_S), [AgedAverage(HALF_LIFE_S) for _ in range(4)]
+    quantiles, parts = AgedQuantiles(HALF_LIFE_S), [AgedQuantiles(HALF_LIFE_S) for _ in range(4)]
+    for (value, weight, at_s), part in zip(at_times(samples), part_of, strict=False):
+        for series in (average, averages[part], quantiles, parts[part]):
+            series.add(value, weight, at_s)
+    largest = max(value for value, _, _ in samples)
+    assert mean_of(averages) == pytest.approx(average.mean, rel=1e-6, abs=1e-9 * largest)
+    whole = joined(parts)
+    # A share that lies on the edge of a bucket falls to either side of it.
+    for share in (0.0501, 0.4999, 0.9499):
+        assert whole.quantile(share) in (
+            pytest.approx(quantiles.quantile(share - 1e-6)),
+            pytest.approx(quantiles.quantile(share + 1e-6)),
+        )
+
+
+def test_parts_without_samples_say_nothing() -> None:
+    assert mean_of([AgedAverage(HALF_LIFE_S), AgedAverage(HALF_LIFE_S)]) == 0.0
+    assert joined([AgedQuantiles(HALF_LIFE_S), AgedQuantiles(HALF_LIFE_S)]).quantile(0.5) == 0.0
+
+
+def test_parts_that_nobody_has_added_to_for_days_still_say_what_they_said() -> None:
+    average, quantiles = AgedAverage(HALF_LIFE_S), AgedQuantiles(HALF_LIFE_S)
+    old, old_quantiles = AgedAverage(HALF_LIFE_S), AgedQuantiles(HALF_LIFE_S)
+    for series in (old, old_quantiles):
+        series.add(9.0, 1.0, 0.0)
+    for series in (average, quantiles):
+        series.add(2.0, 1.0, 1e7)
+    assert mean_of([old, average]) == pytest.approx(2.0)
+    assert joined([old_quantiles, quantiles]).quantile(0.99) == quantiles.quantile(0.99)
+    assert mean_of([old]) == 9.0

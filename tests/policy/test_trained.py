@@ -8,16 +8,15 @@ import msgspec
 import pytest
 
 from magnitude.engine.session_spec import SessionSpec
-from magnitude.errors import MagnitudeError
+from magnitude.errors import MagnitudeError, RequestError
 from magnitude.persist import sealed
+from magnitude.policy.dump_exchange import parsed
 from magnitude.policy.learned import Binding, Choice, Entry
 from magnitude.policy.trained import (
     SCHEMA,
     ModelTable,
     Proof,
     Trained,
-    TrainedUnusable,
-    read_trained,
     write_trained,
 )
 from magnitude.policy.tree import default_tree
@@ -33,7 +32,8 @@ BINDING = Binding(board="pi5", model="chat", model_hash="abc", ort_version="1.32
 
 def test_what_is_written_comes_back_with_the_same_id(tmp_path: Path) -> None:
     write_trained(tmp_path / "t.json", TRAINED)
-    again = read_trained(tmp_path / "t.json")
+    again = parsed((tmp_path / "t.json").read_bytes(), "t.json")
+    assert isinstance(again, Trained)
     assert again == TRAINED
     assert again.trained_id == TRAINED.trained_id
 
@@ -81,17 +81,9 @@ def _deep(levels: int) -> bytes:
     ],
     ids=["empty", "database", "torn", "changed", "newer", "other", "deep"],
 )
-def test_anything_else_is_refused_with_the_files_name_and_a_hint(tmp_path: Path, content: bytes) -> None:
-    path = tmp_path / "t.json"
-    path.write_bytes(content)
-    with pytest.raises(TrainedUnusable, match=r"t\.json") as raised:
-        read_trained(path)
-    assert raised.value.hint
-
-
-def test_a_file_that_is_not_there_is_an_error_with_a_hint(tmp_path: Path) -> None:
-    with pytest.raises(TrainedUnusable, match="cannot be read") as raised:
-        read_trained(tmp_path / "none.json")
+def test_anything_else_is_refused_with_the_files_name_and_a_hint(content: bytes) -> None:
+    with pytest.raises(RequestError, match=r"t\.json") as raised:
+        parsed(content, "t.json")
     assert raised.value.hint
 
 

@@ -11,11 +11,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from simulated_fleet import rows_of, strategy, table_of
 
+from magnitude.policy.learned import parts_of
 from magnitude.policy.situation import CLOCK_EDGES, Part, Situation, key_of
 from magnitude.policy.strategy import Strategy
 from magnitude.training import work
 from magnitude.training.columns import COLUMNS
-from magnitude.training.gather import choice_of, gather
+from magnitude.training.gather import gather
 from magnitude.training.reading import Records
 
 CHOICES = ibis.schema({"strategy": "string", "part": "string", "choice": "string"})
@@ -126,10 +127,10 @@ def test_a_task_counts_once_however_its_strategy_is_written() -> None:
 
 def test_each_part_is_compared_by_what_it_alone_changes() -> None:
     both = strategy(2, 4, chunk=64)
-    assert choice_of(both, "decode").choice_id == "2 threads"
-    assert choice_of(both, "prefill").choice_id == "4 threads, pieces of 64"
-    assert choice_of(both, "encode").choice_id == "4 threads"
-    assert choice_of(msgspec.structs.replace(both, variant="small"), "variant").choice_id == "small"
+    assert parts_of(both)["decode"].choice_id == "2 threads"
+    assert parts_of(both)["prefill"].choice_id == "4 threads, pieces of 64"
+    assert parts_of(both)["encode"].choice_id == "4 threads"
+    assert parts_of(msgspec.structs.replace(both, variant="small"))["variant"].choice_id == "small"
 
 
 # Ibis' dialect for Spark asks for an option that only an installed PySpark has; Databricks' is the same SQL.

@@ -8,7 +8,6 @@ filter): then a figure is None and the reason is told, never zero.
 
 from __future__ import annotations
 
-import ctypes
 import errno
 import os
 import platform
@@ -76,6 +75,8 @@ class CounterRates(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def _open_by_kernel(attributes: bytes) -> int:
+    import ctypes  # readings are told to processes that count nothing
+
     number = _SYSCALL.get(platform.machine())
     if number is None:
         return -errno.ENOSYS

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -14,7 +15,7 @@ from magnitude.errors import ConfigError, MagnitudeError
 if TYPE_CHECKING:
     from magnitude.board.energy_meter import EnergyMeter
     from magnitude.board.profile import BoardProfile
-    from magnitude.cli.attribution_run import Seen
+    from magnitude.cli.attribution.run import Seen
     from magnitude.cli.client import Address, ServiceClient
     from magnitude.policy.attribution import Attribution, Figure
 
@@ -58,8 +59,8 @@ def attribute(
     """
     import msgspec
 
-    from magnitude.cli.attribution_run import Proof, interrupted_is_enough
-    from magnitude.cli.attribution_work import built_in, read_work
+    from magnitude.cli.attribution.run import Proof
+    from magnitude.cli.attribution.work import built_in, read_work
     from magnitude.cli.client import connect
     from magnitude.policy.attribution import attribute as compare
 
@@ -82,7 +83,7 @@ def attribute(
         proof = Proof(lambda: connect([address], api_key), asked, looped, meter=meter, profile=profile)
         requests = sum(map(len, asked))
         typer.echo(f"the loop learns the work for {learn_min:.1f} min", err=True)
-        with interrupted_is_enough():
+        with contextlib.suppress(KeyboardInterrupt):  # what was measured until Ctrl-C counts
             proof.run(
                 minutes * 60,
                 learn_min * 60,
@@ -108,7 +109,7 @@ def attribute(
     else:
         typer.echo(_report(found, seen, title, max(proof.rounds_took_s)))
     if plot is not None:
-        from magnitude.cli.attribution_plot import plot as draw
+        from magnitude.cli.attribution.plot import plot as draw
 
         draw(found, proof.blocks, title, plot)
         typer.echo(f"written: {plot}", err=True)

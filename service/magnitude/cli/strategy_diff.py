@@ -48,12 +48,14 @@ def diff(
         from rich.console import Console
         from rich.table import Table
 
+        from magnitude.cli.strategy_show import WIDE
+
         table = Table(box=None, pad_edge=False, header_style="bold")
         for heading in ("PART", "SITUATION", "CHANGE", "BEFORE", "AFTER"):
             table.add_column(heading)
         for one in found.differences:
             table.add_row(one.part, one.key or "any", one.change, *_sides(one))
-        Console(highlight=False, soft_wrap=True, width=None if sys.stdout.isatty() else 240).print(table)
+        Console(highlight=False, soft_wrap=True, width=None if sys.stdout.isatty() else WIDE).print(table)
     alike = f"{found.same} situation{'' if found.same == 1 else 's'}"
     typer.echo(f"{alike} alike" if found.differences else f"No difference in {alike}.")
 

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from magnitude.paths import Paths
     from magnitude.policy.dump_changes import Changed
     from magnitude.policy.dump_exchange import Shown
-    from magnitude.policy.dumps import Dump
+    from magnitude.policy.dumps import Dump, Dumps
     from magnitude.policy.learned import Binding, Learned
     from magnitude.policy.pinned import Means, Pinned
 
@@ -197,7 +197,7 @@ class FileSource:
             decodes=described.kind == "decoder",
         )
 
-    def _writable(self) -> Any:
+    def _writable(self) -> Dumps:
         with contextlib.suppress(OSError):  # what cannot be made is said when something is written there
             self._state.mkdir(parents=True, exist_ok=True)
         return self._dumps

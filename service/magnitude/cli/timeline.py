@@ -92,9 +92,13 @@ def _written(since_s: float, limit: int, model: str) -> Timeline:
 
     with reading(find_paths().state / RECORDS_FILE) as connection:
         history = lately(
-            record_table.decisions(connection), record_table.each(connection), Clocks().now(), since_s, limit
+            record_table.decisions(connection, model=model),
+            record_table.each(connection, model=model),
+            Clocks().now(),
+            since_s,
+            limit,
         )
-    return timeline_of(history, since_s, model)
+    return timeline_of(history, since_s)
 
 
 def _show(found: Timeline, since: str) -> None:

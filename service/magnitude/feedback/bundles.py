@@ -142,7 +142,7 @@ class FailureBundle(msgspec.Struct, frozen=True, kw_only=True):
     versions: dict[str, str]
     requests: list[FailedRequest]
     models: list[ServedModel]
-    circumstances: Circumstances
+    circumstances: Circumstances = msgspec.field(name="situation")  # as files of earlier versions name it
     step_deadline_s: float
     memory: MemoryState = MemoryState()
     series: list[Beat] = []

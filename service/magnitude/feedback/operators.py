@@ -60,16 +60,15 @@ class OperatorSeries:
 
     def figures(self) -> list[OperatorFigures]:
         """By model and phase, the largest share first."""
-        now_s = self._monotonic()
         found = [
             OperatorFigures(
                 model=model,
                 phase=phase,
                 operator=kind,
                 runs=series.runs,
-                mean_s=series.mean.mean(now_s),
+                mean_s=series.mean.mean,
                 p95_s=series.quantiles.quantile(0.95),
-                share=round(series.share.mean(now_s), 4),
+                share=round(series.share.mean, 4),
             )
             for (model, phase, kind), series in self._series.items()
         ]

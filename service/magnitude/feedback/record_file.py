@@ -281,6 +281,7 @@ def reading(path: Path) -> Iterator[sqlite3.Connection]:
         raise StorageRefuses(f"there is no {path}", hint="Nothing was recorded yet, or records.max_bytes is 0")
     uri = path.absolute().as_uri()
     connection: sqlite3.Connection | None = None
+    schema = SCHEMA
     # Without a log nobody is writing, and a plain read leaves no files behind. With one it has to be followed, for
     # which SQLite needs an index beside it; where that cannot be made, the log is left out.
     followed = path.with_name(path.name + "-wal").exists()
@@ -288,12 +289,18 @@ def reading(path: Path) -> Iterator[sqlite3.Connection]:
         connection = sqlite3.connect(f"{uri}?{options}", uri=True, isolation_level=None)
         try:
             connection.execute(f"PRAGMA busy_timeout = {BUSY_MS}")
+            schema = _pragma(connection, "user_version")
             record_table.probe(connection)
             break
         except sqlite3.Error as error:
             connection.close()
             why = error
     else:
+        if schema < SCHEMA:
+            raise StorageRefuses(
+                f"{path} is of an earlier version: {why}",
+                hint="Start the service once: it brings the file up to date",
+            )
         raise StorageRefuses(f"{path} cannot be read: {why}", hint="Ask as the service's user, or with sudo")
     try:
         yield connection

@@ -173,10 +173,10 @@ class RecordStore:
         counted.update(await asyncio.to_thread(self._kept_counts, written_to["tasks"]))
         return dict(counted)
 
-    async def history(self, since_s: float, limit: int) -> History:
+    async def history(self, since_s: float, limit: int, model: str = "") -> History:
         """What happened in the last `since_s`: at most `limit` decisions and as many tasks, those not written yet
-        included. Raises `MagnitudeError`."""
-        return await asyncio.to_thread(self._history, *self._unwritten(), since_s, limit)
+        included; with `model` only what concerned it. Raises `MagnitudeError`."""
+        return await asyncio.to_thread(self._history, *self._unwritten(), since_s, limit, model)
 
     def _unwritten(self) -> tuple[list[TaskRow | DecisionRow], dict[str, int]]:
         """What is not in the file yet, the newest first, and up to which rows of the file there is more."""
@@ -198,17 +198,24 @@ class RecordStore:
             return record_table.counts(connection, up_to)
 
     def _history(
-        self, unwritten: list[TaskRow | DecisionRow], written_to: dict[str, int], since_s: float, limit: int
+        self,
+        unwritten: list[TaskRow | DecisionRow],
+        written_to: dict[str, int],
+        since_s: float,
+        limit: int,
+        model: str,
     ) -> History:
         now = self._clocks.now()
-        tasks = _tasks(unwritten)
-        decisions = (row for row in unwritten if isinstance(row, DecisionRow))
+        tasks = [row for row in _tasks(unwritten) if not model or row.task.model == model]
+        decisions = (
+            row for row in unwritten if isinstance(row, DecisionRow) and (not model or row.model in ("", model))
+        )
         if not self.path.exists():
             return lately(decisions, tasks, now, since_s, limit)
         with reading(self.path) as connection:
             return lately(
-                chain(decisions, record_table.decisions(connection, written_to["decisions"])),
-                chain(tasks, record_table.each(connection, written_to["tasks"])),
+                chain(decisions, record_table.decisions(connection, written_to["decisions"], model)),
+                chain(tasks, record_table.each(connection, written_to["tasks"], model)),
                 now,
                 since_s,
                 limit,

@@ -285,10 +285,12 @@ def last_ids(connection: sqlite3.Connection) -> dict[str, int]:
     }
 
 
-def decisions(connection: sqlite3.Connection, up_to: int = LAST_ID) -> Iterator[DecisionRow]:
-    """The newest first, as far as they are asked for."""
+def decisions(connection: sqlite3.Connection, up_to: int = LAST_ID, model: str = "") -> Iterator[DecisionRow]:
+    """The newest first, as far as they are asked for; with `model` those about it, and those that concern all."""
+    about = "AND decisions.model IN ('', ?)" if model else ""
     for values in connection.execute(
-        f"{_SELECT_DECISIONS} WHERE decisions.id <= ? ORDER BY decisions.id DESC", (up_to,)
+        f"{_SELECT_DECISIONS} WHERE decisions.id <= ? {about} ORDER BY decisions.id DESC",
+        (up_to, model) if model else (up_to,),
     ):
         by_name: dict[str, Any] = dict(zip((*_DECISION_COLUMNS, "boot_id", "settings"), values, strict=True))
         fields = {name: by_name[name] for name in _DECISION_FIELDS}
@@ -297,9 +299,12 @@ def decisions(connection: sqlite3.Connection, up_to: int = LAST_ID) -> Iterator[
         )
 
 
-def each(connection: sqlite3.Connection, up_to: int = LAST_ID) -> Iterator[TaskRow]:
-    """Rows of all tasks, the newest first, as far as they are asked for."""
-    for values in connection.execute(f"{_SELECT} WHERE tasks.id <= ? ORDER BY tasks.id DESC", (up_to,)):
+def each(connection: sqlite3.Connection, up_to: int = LAST_ID, model: str = "") -> Iterator[TaskRow]:
+    """Rows of all tasks, or those of `model`, the newest first, as far as they are asked for."""
+    of = "AND tasks.model = ?" if model else ""
+    for values in connection.execute(
+        f"{_SELECT} WHERE tasks.id <= ? {of} ORDER BY tasks.id DESC", (up_to, model) if model else (up_to,)
+    ):
         yield _row(values)
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from typing import Literal, get_args
 
 import msgspec
@@ -12,7 +12,7 @@ from magnitude.board.boot import Clocks, Stamp
 from magnitude.feedback.circumstances import Circumstances
 from magnitude.feedback.run_series import RunSeries
 from magnitude.feedback.running import HALF_LIFE_S
-from magnitude.policy.ageing import AgedAverage, AgedQuantiles
+from magnitude.policy.ageing import AgedAverage, AgedQuantiles, joined, mean_of
 from magnitude.policy.situation import Heat, Situation
 from magnitude.policy.strategy import Strategy
 
@@ -144,23 +144,27 @@ class _Series:
         if task.decode_s > 0 and task.new_tokens > 1:
             self.decode_rate.add((task.new_tokens - 1) / task.decode_s, 1.0, now_s)
 
-    def figures(self, now_s: float) -> TaskFigures:
-        return TaskFigures(
-            count=self.count,
-            failed=self.failed,
-            cancelled=self.cancelled,
-            queue_p95_s=self.queue_s.quantile(0.95),
-            prefill_tokens_per_s=self.prefill_rate.mean(now_s),
-            decode_tokens_per_s=self.decode_rate.mean(now_s),
-            run_p50_s=self.run_s.quantile(0.5),
-            run_p95_s=self.run_s.quantile(0.95),
-            queue_p50_s=self.queue_s.quantile(0.5),
-            queue_p99_s=self.queue_s.quantile(0.99),
-            run_p99_s=self.run_s.quantile(0.99),
-            cached_share=self.cached.mean(now_s),
-            accepted_share=self.accepted.mean(now_s),
-            batch=self.batch.mean(now_s),
-        )
+
+def _figures(parts: Sequence[_Series]) -> TaskFigures:
+    """Of all their tasks together."""
+    queue_s = joined([part.queue_s for part in parts])
+    run_s = joined([part.run_s for part in parts])
+    return TaskFigures(
+        count=sum(part.count for part in parts),
+        failed=sum(part.failed for part in parts),
+        cancelled=sum(part.cancelled for part in parts),
+        queue_p95_s=queue_s.quantile(0.95),
+        prefill_tokens_per_s=mean_of([part.prefill_rate for part in parts]),
+        decode_tokens_per_s=mean_of([part.decode_rate for part in parts]),
+        run_p50_s=run_s.quantile(0.5),
+        run_p95_s=run_s.quantile(0.95),
+        queue_p50_s=queue_s.quantile(0.5),
+        queue_p99_s=queue_s.quantile(0.99),
+        run_p99_s=run_s.quantile(0.99),
+        cached_share=mean_of([part.cached for part in parts]),
+        accepted_share=mean_of([part.accepted for part in parts]),
+        batch=mean_of([part.batch for part in parts]),
+    )
 
 
 class Feedback:
@@ -182,9 +186,9 @@ class Feedback:
         self._clocks = clocks or Clocks()
         self.runs = RunSeries(self._clocks.monotonic)
         self.generated_tokens = 0  # by all answers together, as they come
-        self._series = defaultdict[tuple[str, str], _Series](_Series)
+        # By kind, model and heat (None: not known); what holds for all heats is put together when it is asked for.
+        self._series = defaultdict[tuple[str, str, Heat | None], _Series](_Series)
         self._strategies: dict[str, Strategy] = {}
-        self._by_heat = defaultdict[tuple[str, str, Heat], _Series](_Series)
         self._circumstances = circumstances
         self._peak_rss_bytes = peak_rss_bytes
         self._heat = heat
@@ -201,9 +205,7 @@ class Feedback:
     def record(self, task: TaskRecord) -> None:
         task = msgspec.structs.replace(task, outcome=outcome_of(task))
         now_s = self._clocks.monotonic()
-        self._series[task.kind, task.model].count_in(task, now_s)
-        if (heat := self._heat()) is not None:
-            self._by_heat[task.kind, task.model, heat].count_in(task, now_s)
+        self._series[task.kind, task.model, self._heat()].count_in(task, now_s)
         if self._keep is not None:
             ran_s = task.prefill_s + task.decode_s
             met = self._circumstances(task.model, ran_s) if self._circumstances is not None else Circumstances()
@@ -220,26 +222,31 @@ class Feedback:
 
         Series that have begun are left alone, and counters count this run only.
         """
+        begun = {(kind, model) for kind, model, _ in self._series}
         taken: dict[tuple[str, str], list[TaskRecord]] = {}
         counts: Counter[tuple[str, str]] = Counter()
         for row in rows:
             key, plan = (row.task.kind, row.task.model), row.circumstances.plan
             if row.task.outcome != "ok" or plan is None or plan.plan_id != plan_of(row.task.model):
                 continue
-            if counts[key] < RESTORED_TASKS and key not in self._series:
+            if counts[key] < RESTORED_TASKS and key not in begun:
                 counts[key] += 1
                 taken.setdefault(key, []).append(row.task)
-        for known, tasks in taken.items():
+        for (kind, model), tasks in taken.items():
             for task in reversed(tasks):
-                self._series[known].add(task, self._clocks.monotonic())
+                self._series[kind, model, None].add(task, self._clocks.monotonic())
         return counts.total()
 
     def figures(self) -> dict[str, TaskFigures]:
         """Figures by "kind model"."""
-        now_s = self._clocks.monotonic()
-        return {f"{kind} {model}": series.figures(now_s) for (kind, model), series in self._series.items()}
+        found: dict[str, list[_Series]] = {}
+        for (kind, model, _), series in self._series.items():
+            found.setdefault(f"{kind} {model}", []).append(series)
+        return {name: _figures(parts) for name, parts in found.items()}
 
     def figures_by_heat(self) -> dict[str, TaskFigures]:
         """The same by "kind model heat", where heat is known: what a cool board does says little of a hot one."""
-        now_s = self._clocks.monotonic()
-        return {" ".join(key): series.figures(now_s) for key, series in sorted(self._by_heat.items())}
+        known = {
+            f"{kind} {model} {heat}": one for (kind, model, heat), one in self._series.items() if heat is not None
+        }
+        return {name: _figures([series]) for name, series in sorted(known.items())}

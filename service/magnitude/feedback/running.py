@@ -24,7 +24,7 @@ class RunningFigures:
     @property
     def mean(self) -> float:
         """0 without samples. Time alone does not change it."""
-        return self._average.mean(0.0)
+        return self._average.mean
 
     def quantile(self, share: float) -> float:
         """The quantile `share` (0..1), at most a tenth too large; 0 without samples."""

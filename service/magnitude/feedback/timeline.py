@@ -10,7 +10,7 @@ from magnitude.board.boot import EARLIEST_S, Stamp, age_s
 from magnitude.feedback.decisions import DecisionRow
 from magnitude.feedback.history import History
 from magnitude.feedback.records import TaskRow
-from magnitude.policy.learned import Choice
+from magnitude.policy.learned import parts_of
 from magnitude.policy.situation import PARTS, Part
 from magnitude.policy.strategy import Strategy
 
@@ -82,10 +82,9 @@ class Timeline(msgspec.Struct, frozen=True, kw_only=True):
     cut_off: bool = False
 
 
-def timeline_of(history: History, since_s: float, model: str = "") -> Timeline:
-    """Of the model of that name ("": of all), with the decisions about the board that concern every model."""
-    decisions = [row for row in reversed(history.decisions) if row.model in ("", model) or not model]
-    tasks = [row for row in reversed(history.tasks) if row.task.model == model or not model]
+def timeline_of(history: History, since_s: float) -> Timeline:
+    """Of the last `since_s`, for which `history` was asked."""
+    decisions, tasks = history.decisions[::-1], history.tasks[::-1]
     return Timeline(
         since_s=since_s,
         decisions=[_moment(row, history.now) for row in decisions],
@@ -97,12 +96,7 @@ def timeline_of(history: History, since_s: float, model: str = "") -> Timeline:
 
 def choices_of(strategy: Strategy) -> dict[Part, str]:
     """What is in force for each part, by the names that decisions give them."""
-    return {
-        "decode": Choice(session=strategy.decode).choice_id,
-        "prefill": Choice(session=strategy.prefill, chunk=strategy.prefill_chunk).choice_id,
-        "encode": Choice(session=strategy.prefill).choice_id,
-        "variant": Choice(variant=strategy.variant).choice_id,
-    }
+    return {part: choice.choice_id for part, choice in parts_of(strategy).items()}
 
 
 def _lanes(decisions: Sequence[DecisionRow], tasks: Sequence[TaskRow], now: Stamp) -> list[Lane]:

@@ -10,22 +10,17 @@ from starlette.responses import Response
 from magnitude.errors import RequestError
 from magnitude.feedback.records import FAILURES, OUTCOMES, Outcome
 from magnitude.intake.context import context_of
+from magnitude.intake.query import check_known, limit_of
 from magnitude.intake.replies import json_reply
 
 DEFAULT_LIMIT = 50
-# A row is about 700 bytes of JSON: an answer of 7 MB at most.
-MAX_LIMIT = 10_000
 
 
 async def records(request: Request) -> Response:
     """The newest first. `?outcome=killed,failed` only those, `?outcome=failures` all that went wrong; `?limit=N`."""
-    if unknown := sorted(set(request.query_params) - {"outcome", "limit"}):
-        name = unknown[0][:40]
-        raise RequestError(
-            f"The parameter {name!r} is not known", hint="Known ones are outcome and limit.", param=name
-        )
+    check_known(request, "outcome", "limit")
     outcomes = _outcomes(request.query_params.get("outcome", ""))
-    limit = _limit(request.query_params.get("limit", str(DEFAULT_LIMIT)))
+    limit = limit_of(request, DEFAULT_LIMIT)
     store = context_of(request).records
     if store is None:
         return json_reply({"object": "list", "data": [], "counts": {}, "persistence": "off"})
@@ -51,9 +46,3 @@ def _outcomes(text: str) -> tuple[Outcome, ...]:
                 param="outcome",
             )
     return tuple(cast(Outcome, name) for name in names)
-
-
-def _limit(text: str) -> int:
-    if not text.isascii() or not text.isdigit() or not 1 <= int(text[:9]) <= MAX_LIMIT:
-        raise RequestError(f"limit must be a whole number from 1 to {MAX_LIMIT}", param="limit")
-    return int(text)

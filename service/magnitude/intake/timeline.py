@@ -11,28 +11,23 @@ from starlette.responses import Response
 from magnitude.errors import RequestError
 from magnitude.feedback.timeline import Timeline, timeline_of
 from magnitude.intake.context import context_of
+from magnitude.intake.query import check_known, limit_of
 from magnitude.intake.replies import json_reply
 
 DEFAULT_SINCE_S = 3600.0
 DEFAULT_LIMIT = 500
-# A decision is about 500 bytes of JSON, a task 200: an answer of 7 MB at most.
-MAX_LIMIT = 10_000
 
 
 async def timeline(request: Request) -> Response:
     """`?since_s=3600` seconds back, `?limit=N` decisions and as many tasks at most, `?model=NAME` of one model."""
-    if unknown := sorted(set(request.query_params) - {"since_s", "limit", "model"}):
-        name = unknown[0][:40]
-        raise RequestError(
-            f"The parameter {name!r} is not known", hint="Known ones are since_s, limit and model.", param=name
-        )
+    check_known(request, "since_s", "limit", "model")
     since_s = _seconds(request.query_params.get("since_s", ""))
-    limit = _limit(request.query_params.get("limit", str(DEFAULT_LIMIT)))
+    limit = limit_of(request, DEFAULT_LIMIT)
     store = context_of(request).records
     found = Timeline(since_s=since_s, decisions=[], lanes=[], tasks=[])
     if store is not None:
-        history = await store.history(since_s, limit)
-        found = timeline_of(history, since_s, request.query_params.get("model", ""))
+        history = await store.history(since_s, limit, request.query_params.get("model", ""))
+        found = timeline_of(history, since_s)
     persistence = "off" if store is None or store.off else "on"
     return json_reply({"object": "timeline", "persistence": persistence, **msgspec.structs.asdict(found)})
 
@@ -45,9 +40,3 @@ def _seconds(text: str) -> float:
     if not (0 < seconds < math.inf):
         raise RequestError("since_s must be a number of seconds above 0", param="since_s")
     return seconds
-
-
-def _limit(text: str) -> int:
-    if not text.isascii() or not text.isdigit() or not 1 <= int(text[:9]) <= MAX_LIMIT:
-        raise RequestError(f"limit must be a whole number from 1 to {MAX_LIMIT}", param="limit")
-    return int(text)

@@ -9,6 +9,7 @@ counts as the latest seen.
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 
 import msgspec
 
@@ -79,7 +80,8 @@ class AgedAverage:
         self._centre += step * share
         self._deviation += before * share * step * step  # in this form rounding never makes it negative
 
-    def mean(self, now_s: float) -> float:
+    @property
+    def mean(self) -> float:
         """0 without samples."""
         return self._centre
 
@@ -124,7 +126,8 @@ class AgedMean(AgedAverage):
     def add(self, value: float, weight: float, now_s: float) -> None:
         super().add(math.log(max(value, LEAST_VALUE)) if math.isfinite(value) else value, weight, now_s)
 
-    def mean(self, now_s: float) -> float:
+    @property
+    def mean(self) -> float:
         """0 without samples."""
         return math.exp(self._centre) if self._weight > 0 else 0.0
 
@@ -197,6 +200,27 @@ class AgedQuantiles:
         self._weights = {key: kept * left for key, kept in self._weights.items() if kept * left > least}
         self._total = sum(self._weights.values())
         self._from_s = self._at_s
+
+
+def mean_of(parts: Sequence[AgedAverage]) -> float:
+    """The mean of all their samples, as if one had taken them; 0 without samples. Half-lives are the same, and
+    none is an `AgedMean`."""
+    at_s = max((part._at_s for part in parts), default=0.0)
+    weights = [part.weight(at_s) for part in parts]
+    total = sum(weights)
+    return sum(weight * part.mean for weight, part in zip(weights, parts, strict=True)) / total if total else 0.0
+
+
+def joined(parts: Sequence[AgedQuantiles]) -> AgedQuantiles:
+    """One with all their samples. Half-lives are the same, and there is one at least."""
+    at_s = max(part._at_s for part in parts)
+    buckets: dict[int, float] = {}
+    for part in parts:
+        for bucket, weight in part.state(at_s).buckets.items():
+            buckets[bucket] = buckets.get(bucket, 0.0) + weight
+    whole = AgedQuantiles(parts[0].half_life_s)
+    whole.restore(QuantileState(buckets=buckets), at_s)
+    return whole
 
 
 def _left(passed_s: float, half_life_s: float) -> float:

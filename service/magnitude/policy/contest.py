@@ -48,7 +48,7 @@ class Costs:
 
     def cost_s(self, now_s: float) -> float:
         """NaN while nothing is known."""
-        return self.level.mean(now_s) if self.level.weight(now_s) > 0 else math.nan
+        return self.level.mean if self.level.weight(now_s) > 0 else math.nan
 
     def drifted(self, now_s: float) -> bool:
         """Whether the last seconds are at another level than all of it."""
@@ -56,11 +56,11 @@ class Costs:
             return False
         # Two standard errors of what was seen lately: under noise the level itself is not known better.
         sure = DRIFT + 2.0 * self.recent.std / math.sqrt(max(1.0, self.recent.effective))
-        return abs(math.log(self.recent.mean(now_s) / self.level.mean(now_s))) > sure
+        return abs(math.log(self.recent.mean / self.level.mean)) > sure
 
     def begin_anew(self, now_s: float) -> None:
         """Only the last seconds still count."""
-        cost_s, weight = self.recent.mean(now_s), self.recent.weight(now_s)
+        cost_s, weight = self.recent.mean, self.recent.weight(now_s)
         half_life_s = self.level.half_life_s
         self.level, self.quantiles = AgedMean(half_life_s), AgedQuantiles(half_life_s)
         self.level.add(cost_s, weight, now_s)

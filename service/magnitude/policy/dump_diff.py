@@ -7,7 +7,7 @@ from typing import Literal
 import msgspec
 
 from magnitude.policy.drift import changes
-from magnitude.policy.learned import Choice, Entry, Evidence, Learned, Rejected
+from magnitude.policy.learned import Entry, Learned, Rejected
 
 # Costs of one choice that differ by less have not changed: step times scatter by some per cent on a busy board.
 WORTH_TELLING = 0.05
@@ -53,11 +53,6 @@ def diff(before: Learned, after: Learned) -> Diff:
     return Diff(binding=changes(before.binding, after.binding), differences=tuple(found), same=same)
 
 
-def cost_of(entry: Entry, choice: Choice) -> Evidence | None:
-    """What is known of `choice` in that situation."""
-    return next((each for each in entry.evidence if each.choice == choice), None)
-
-
 def _between(old: Entry | None, new: Entry | None) -> Difference | None:
     shown = new or old
     assert shown is not None
@@ -85,7 +80,7 @@ def _between(old: Entry | None, new: Entry | None) -> Difference | None:
 
 
 def _chosen_s(entry: Entry | None) -> float | None:
-    known = cost_of(entry, entry.chosen) if entry is not None else None
+    known = entry.evidence_of(entry.chosen) if entry is not None else None
     return known.cost_s if known is not None else None
 
 

@@ -63,7 +63,7 @@ class TaskGuard:
         if series is None:
             return Outcomes(0.0, 0.0)
         tasks = series.weight(now_s)
-        return Outcomes(tasks, tasks * series.mean(now_s))
+        return Outcomes(tasks, tasks * series.mean)
 
     def worse(self, now_id: str, before_id: str, now_s: float) -> str:
         """Why tasks fail more often under `now_id` than under `before_id`; "" while they surely do not."""

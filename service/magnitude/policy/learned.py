@@ -8,6 +8,7 @@ import msgspec
 
 from magnitude.engine.session_spec import SessionSpec
 from magnitude.policy.situation import Part
+from magnitude.policy.strategy import Strategy
 
 # Raised whenever what was learned before must not be read as the same thing any more.
 SCHEMA = 1
@@ -29,6 +30,16 @@ class Choice(msgspec.Struct, frozen=True, kw_only=True, dict=True):
         if self.session is None:
             return self.variant or "own weights"
         return f"{self.session.session_id}, pieces of {self.chunk}" if self.chunk else self.session.session_id
+
+
+def parts_of(strategy: Strategy) -> dict[Part, Choice]:
+    """What a strategy chooses for each part."""
+    return {
+        "decode": Choice(session=strategy.decode),
+        "prefill": Choice(session=strategy.prefill, chunk=strategy.prefill_chunk),
+        "encode": Choice(session=strategy.prefill),
+        "variant": Choice(variant=strategy.variant),
+    }
 
 
 class Evidence(msgspec.Struct, frozen=True, kw_only=True):

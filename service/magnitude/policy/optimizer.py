@@ -16,7 +16,7 @@ from magnitude.policy.candidates import challengers, session_on
 from magnitude.policy.contest import Contest
 from magnitude.policy.guard import TaskGuard
 from magnitude.policy.laboratory import Laboratory, sessions_of
-from magnitude.policy.learned import Binding, Choice, Learned, Verified
+from magnitude.policy.learned import Binding, Choice, Learned, Verified, parts_of
 from magnitude.policy.moment import Moment
 from magnitude.policy.rules import ModelFacts, Rules
 from magnitude.policy.session_pool import SessionPool
@@ -451,16 +451,6 @@ class Optimizer:
         while len(self._strategies) > MOST_REMEMBERED:
             del self._strategies[next(iter(self._strategies))]
         return strategy
-
-
-def parts_of(strategy: Strategy) -> dict[Part, Choice]:
-    """What a task ran with, by part."""
-    return {
-        "decode": Choice(session=strategy.decode),
-        "prefill": Choice(session=strategy.prefill, chunk=strategy.prefill_chunk),
-        "encode": Choice(session=strategy.prefill),
-        "variant": Choice(variant=strategy.variant),
-    }
 
 
 def _guarded(part: Part, choice: Choice) -> str:

@@ -13,7 +13,7 @@ from typing import Literal
 import msgspec
 
 from magnitude.errors import MagnitudeError
-from magnitude.persist import MAX_STATE_BYTES, OtherSchema, Unusable, sealed, unsealed, write_atomic
+from magnitude.persist import sealed, write_atomic
 from magnitude.policy.learned import Binding, Entry, Learned, Rejected
 from magnitude.policy.situation import Part
 from magnitude.policy.tree import Tree
@@ -21,13 +21,6 @@ from magnitude.policy.tree import Tree
 SCHEMA = 1
 
 Method = Literal["table", "tree"]
-
-
-class TrainedUnusable(MagnitudeError):
-    """The file is torn, of another version, or no trained table at all. The message names it."""
-
-    code = "trained_invalid"
-    permanent = True
 
 
 class Gain(msgspec.Struct, frozen=True, kw_only=True):
@@ -129,20 +122,3 @@ def write_trained(path: Path, trained: Trained) -> None:
         raise MagnitudeError(
             f"{path} cannot be written: {error.strerror or error}", hint="Name a file in a folder that you may write"
         ) from error
-
-
-def read_trained(path: Path) -> Trained:
-    """The content of the file. Raises `TrainedUnusable`."""
-    try:
-        if path.stat().st_size > MAX_STATE_BYTES:
-            raise TrainedUnusable(f"{path} is too large to be a trained table", hint=_HINT)
-        return unsealed(path.read_bytes(), Trained, schema=SCHEMA)
-    except OSError as error:
-        raise TrainedUnusable(f"{path} cannot be read: {error.strerror or error}", hint=_HINT) from error
-    except OtherSchema as error:
-        raise TrainedUnusable(f"{path} is of another version: {error}", hint="Train it anew with this one") from error
-    except (Unusable, RecursionError) as error:
-        raise TrainedUnusable(f"{path} is not usable: {error}", hint=_HINT) from error
-
-
-_HINT = "Give a file that `magnitude strategy train … -o FILE` wrote"

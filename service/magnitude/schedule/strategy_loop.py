@@ -14,8 +14,6 @@ from collections import Counter, deque
 from collections.abc import Callable
 from typing import Protocol
 
-import msgspec
-
 from magnitude.engine.session_spec import SessionSpec
 from magnitude.policy.learned import Binding, Choice, Learned
 from magnitude.policy.optimizer import StrategyView
@@ -37,6 +35,7 @@ from magnitude.policy.terms import (
     Trial,
     Use,
 )
+from magnitude.schedule.strategy_report import DecisionMade, LoopCounts
 
 log = logging.getLogger("magnitude.policy")
 
@@ -99,33 +98,6 @@ class Hands(Protocol):
     def probe(self, probe: Probe) -> None: ...
 
     def use(self, strategy: Strategy, trial: Trial | None) -> None: ...
-
-
-class DecisionMade(msgspec.Struct, frozen=True, kw_only=True):
-    """A decision of `ago_s` ago."""
-
-    kind: DecisionKind
-    part: str
-    key: str
-    from_id: str
-    to_id: str
-    reason: str
-    ago_s: float
-    gain: float = 0.0
-    delay_s: float = 0.0
-
-
-class LoopCounts(msgspec.Struct, frozen=True, kw_only=True):
-    """Since the start of the service. `decisions` by kind and part; `delay_s` from the first sample to the end of a
-    comparison, won or not, in sum, by part, over `delays` of them."""
-
-    decisions: dict[str, dict[str, int]] = {}
-    trials: dict[str, int] = {}
-    probes: dict[str, int] = {}
-    delay_s: dict[str, float] = {}
-    delays: dict[str, int] = {}
-    cpu_s: float = 0.0
-    events: int = 0
 
 
 class StrategyLoop:

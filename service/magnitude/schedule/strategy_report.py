@@ -5,7 +5,34 @@ from __future__ import annotations
 import msgspec
 
 from magnitude.policy.strategy import Strategy
-from magnitude.schedule.strategy_loop import DecisionMade, LoopCounts
+from magnitude.policy.terms import DecisionKind
+
+
+class DecisionMade(msgspec.Struct, frozen=True, kw_only=True):
+    """A decision of `ago_s` ago."""
+
+    kind: DecisionKind
+    part: str
+    key: str
+    from_id: str
+    to_id: str
+    reason: str
+    ago_s: float
+    gain: float = 0.0
+    delay_s: float = 0.0
+
+
+class LoopCounts(msgspec.Struct, frozen=True, kw_only=True):
+    """Since the start of the service. `decisions` by kind and part; `delay_s` from the first sample to the end of a
+    comparison, won or not, in sum, by part, over `delays` of them."""
+
+    decisions: dict[str, dict[str, int]] = {}
+    trials: dict[str, int] = {}
+    probes: dict[str, int] = {}
+    delay_s: dict[str, float] = {}
+    delays: dict[str, int] = {}
+    cpu_s: float = 0.0
+    events: int = 0
 
 
 class SessionShown(msgspec.Struct, frozen=True, kw_only=True):

@@ -10,8 +10,7 @@ import msgspec
 import numpy as np
 import pyarrow as pa
 
-from magnitude.policy.learned import Choice
-from magnitude.policy.situation import PARTS, Part
+from magnitude.policy.learned import Choice, parts_of
 from magnitude.policy.strategy import Strategy
 from magnitude.training import work
 from magnitude.training.cells import SUMS, Cell, Fleet, Floats, ServedModel, Tried, default_of
@@ -43,19 +42,6 @@ def gather(records: Records) -> Fleet:
     )
 
 
-def choice_of(strategy: Strategy, part: Part) -> Choice:
-    """What a strategy is for one part."""
-    match part:
-        case "decode":
-            return Choice(session=strategy.decode)
-        case "prefill":
-            return Choice(session=strategy.prefill, chunk=strategy.prefill_chunk)
-        case "encode":
-            return Choice(session=strategy.prefill)
-        case "variant":
-            return Choice(variant=strategy.variant)
-
-
 def _choices(settings: Iterable[dict[str, Any]]) -> tuple[ir.Table, tuple[str, ...]]:
     """A row for each strategy and part, and the ids of strategies that cannot be read. Their JSON is taken apart
     here: they are few, and backends differ in their functions for it."""
@@ -67,10 +53,10 @@ def _choices(settings: Iterable[dict[str, Any]]) -> tuple[ir.Table, tuple[str, .
         except msgspec.MsgspecError:
             unreadable.append(row["strategy"])
             continue
-        for part in PARTS:
+        for part, choice in parts_of(strategy).items():
             found["strategy"].append(row["strategy"])
             found["part"].append(part)
-            found["choice"].append(msgspec.json.encode(choice_of(strategy, part), order="sorted").decode())
+            found["choice"].append(msgspec.json.encode(choice, order="sorted").decode())
     columns = pa.table(found, schema=pa.schema([(name, pa.string()) for name in found]))
     return ibis.memtable(columns), tuple(unreadable)
 

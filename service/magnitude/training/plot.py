@@ -5,9 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
-from magnitude.errors import MagnitudeError
 from magnitude.policy.trained import Gain, Method
-from magnitude.simulate.plot import can_plot
+from magnitude.simulate.plot import can_plot, save
 
 # Told apart by colour-blind readers too (Okabe and Ito).
 COLOURS: dict[Method, str] = {"table": "#0072b2", "tree": "#d55e00"}
@@ -15,7 +14,7 @@ COLOURS: dict[Method, str] = {"table": "#0072b2", "tree": "#d55e00"}
 
 def plot_gains(gains: Sequence[Gain], tolerance: float, target: Path) -> None:
     """Draw gains of whole parts, a line each, with the tolerance. The kind of file goes by the name. Raises
-    `ConfigError` as `can_plot`, and `MagnitudeError` where the file cannot be written."""
+    `ConfigError` as `can_plot`, and where the file cannot be written."""
     can_plot(target)
     import matplotlib
 
@@ -38,11 +37,6 @@ def plot_gains(gains: Sequence[Gain], tolerance: float, target: Path) -> None:
     panel.set_xlabel("time saved against the default, % (dotted: tolerance)")
     figure.tight_layout()
     try:
-        figure.savefig(target)
-    except OSError as error:
-        raise MagnitudeError(
-            f"{target} cannot be written: {error.strerror or error}",
-            hint="Name a file in a folder that you may write",
-        ) from error
+        save(figure, target)
     finally:
         pyplot.close(figure)

@@ -6,9 +6,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from magnitude.errors import ConfigError
 from magnitude.policy.learned import Entry
-from magnitude.simulate.plot import can_plot
+from magnitude.simulate.plot import can_plot, save
 from magnitude.tuning.sweep import Compared
 
 # Errors shown: 95 % of a normal distribution.
@@ -23,6 +22,7 @@ def plot(title: str, compared: Sequence[Compared], entries: Sequence[Entry], tar
     import matplotlib
 
     matplotlib.use("agg")
+    matplotlib.rcParams["svg.hashsalt"] = "magnitude"
     from matplotlib import pyplot
 
     height = 1.2 + sum(0.8 + 0.3 * len(_rows(compared, entry)) for entry in entries)
@@ -39,9 +39,7 @@ def plot(title: str, compared: Sequence[Compared], entries: Sequence[Entry], tar
     figure.suptitle(title)
     figure.tight_layout()
     try:
-        figure.savefig(target)
-    except OSError as error:
-        raise ConfigError(f"{target} cannot be written: {error.strerror or error}", param="--plot") from error
+        save(figure, target)
     finally:
         pyplot.close(figure)
 

@@ -5,13 +5,13 @@ from __future__ import annotations
 import contextlib
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from magnitude.cli.attribution_work import Ask, Work
+from magnitude.cli.attribution.work import Ask, Work
 from magnitude.cli.client import ServiceClient, ServiceRefused, ServiceUnreachable
 from magnitude.cli.strategy_source import PATH
 from magnitude.policy.attribution import Answer, Block, Mode, another_round_fits, order
@@ -278,10 +278,3 @@ def _let_go(client: ServiceClient) -> None:
 
     with contextlib.suppress(MagnitudeError):
         client.post(PATH, {"hold": 0})
-
-
-@contextlib.contextmanager
-def interrupted_is_enough() -> Iterator[None]:
-    """What was measured until Ctrl-C counts."""
-    with contextlib.suppress(KeyboardInterrupt):
-        yield

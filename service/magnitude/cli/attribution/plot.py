@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from magnitude.errors import ConfigError
+from magnitude.simulate.plot import save
 
 if TYPE_CHECKING:
     from magnitude.policy.attribution import Attribution, Block
@@ -47,12 +47,6 @@ def plot(found: Attribution, blocks: Sequence[Block], title: str, target: Path) 
     right.legend(loc="lower right")
     figure.tight_layout()
     try:
-        figure.savefig(target, dpi=110, metadata={"Date": None} if target.suffix == ".svg" else None)
-    except (OSError, ValueError) as error:
-        raise ConfigError(
-            f"the plot {target} cannot be written: {error}",
-            hint="Name a file in a folder that exists",
-            param="--plot",
-        ) from error
+        save(figure, target)
     finally:
         pyplot.close(figure)
