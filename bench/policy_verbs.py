@@ -122,7 +122,7 @@ def plot(
 ) -> None:
     """A timeline of what the loop chose, and how long work took meanwhile: simulated, or of a load that was run."""
     from bench.policy_plot import draw, draw_load
-    from magnitude.simulate.plot import can_plot
+    from magnitude.picture import can_plot
 
     can_plot(target)
     if figures is None:
