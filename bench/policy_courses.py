@@ -207,6 +207,7 @@ def most_in_an_hour(times_s: list[float]) -> int:
 
 
 Survivor = Literal["session", "weights"]
+SURVIVORS: tuple[Survivor, ...] = ("session", "weights")
 
 
 class SurvivorsResult(msgspec.Struct, frozen=True, kw_only=True):
@@ -220,7 +221,6 @@ class SurvivorsResult(msgspec.Struct, frozen=True, kw_only=True):
     hours: float
     chosen_without: int
     chosen_with: int
-    rejected: int
     tasks_under_it: float
     failed_tasks: float
     last_share: float
@@ -242,7 +242,6 @@ class SurvivorCourse(msgspec.Struct, frozen=True, kw_only=True):
     tasks_under: int
     failed: int
     last_share: float
-    reverts: int
 
 
 def survivor_course(what: Survivor, relative: float, seed: int, hours: float, *, failing: bool) -> SurvivorCourse:
@@ -269,7 +268,6 @@ def survivor_course(what: Survivor, relative: float, seed: int, hours: float, *,
         tasks_under=sum(under(strategy) for _, strategy, _ in course.tasks),
         failed=sum(failed for _, _, failed in course.tasks),
         last_share=sum(under(strategy) for strategy in last) / max(1, len(last)),
-        reverts=sum(decided.kind == "revert" for _, decided in course.engine.decided),
     )
 
 
@@ -283,7 +281,6 @@ def survivors_result(
         hours=hours,
         chosen_without=sum(course.ends_with for course in without),
         chosen_with=sum(course.ends_with for course in failing),
-        rejected=sum(not course.ends_with for course in failing),
         tasks_under_it=sum(course.tasks_under for course in failing) / len(failing),
         failed_tasks=sum(course.failed for course in failing) / len(failing),
         last_share=sum(course.last_share for course in failing) / len(failing),
