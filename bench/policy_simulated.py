@@ -98,7 +98,7 @@ def run_job(job: Job) -> Trace:
     )
     if job.contender == "all cores":
         return simulate(profile, load, controller, hours=job.hours, threads=all_cores(profile))
-    engine = optimized_engine(profile, load, seed=load.seed)
+    engine = optimized_engine(profile, load)
     return simulate(profile, load, controller, hours=job.hours, engine=engine)
 
 
