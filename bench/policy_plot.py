@@ -18,6 +18,7 @@ from magnitude.policy.strategy import Strategy
 from magnitude.policy.terms import Effect, Event, RunsSeen
 from magnitude.simulate.closed_loop import simulate
 from magnitude.simulate.controllers import GovernedController
+from magnitude.simulate.engine import Loop
 from magnitude.simulate.load import read_load
 from magnitude.simulate.optimized import optimized_engine
 
@@ -39,19 +40,17 @@ class Timeline(msgspec.Struct, kw_only=True):
 class Watched:
     """A strategy loop, and what goes in and out of it."""
 
-    def __init__(self, loop: Any) -> None:
+    def __init__(self, loop: Loop) -> None:
         self.timeline = Timeline()
         self._loop = loop
 
     @property
     def strategy(self) -> Strategy:
-        strategy: Strategy = self._loop.strategy
-        return strategy
+        return self._loop.strategy
 
     @property
     def wake_s(self) -> float | None:
-        wake_s: float | None = self._loop.wake_s
-        return wake_s
+        return self._loop.wake_s
 
     def apply(self, event: Event, now_s: float) -> Sequence[Effect]:
         line = self.timeline
@@ -61,7 +60,7 @@ class Watched:
                 line.steps.append((now_s, each_s))
             elif event.part == "prefill":
                 line.pieces.append((now_s, each_s / event.tokens))
-        effects: Sequence[Effect] = self._loop.apply(event, now_s)
+        effects = self._loop.apply(event, now_s)
         now = (self.strategy.prefill.threads, self.strategy.decode.threads)
         if not line.chosen or line.chosen[-1][1:] != now:
             line.chosen.append((now_s, *now))
