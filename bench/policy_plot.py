@@ -13,11 +13,12 @@ import msgspec
 
 from bench.policy_figures import DEFAULT, LOOP, LoadRun, by_contender, verdict
 from magnitude.board.profiles import load_profile
-from magnitude.errors import ConfigError
+from magnitude.picture import picture
 from magnitude.policy.strategy import Strategy
 from magnitude.policy.terms import Effect, Event, RunsSeen
 from magnitude.simulate.closed_loop import simulate
 from magnitude.simulate.controllers import GovernedController
+from magnitude.simulate.engine import Loop
 from magnitude.simulate.load import read_load
 from magnitude.simulate.optimized import optimized_engine
 
@@ -39,19 +40,17 @@ class Timeline(msgspec.Struct, kw_only=True):
 class Watched:
     """A strategy loop, and what goes in and out of it."""
 
-    def __init__(self, loop: Any) -> None:
+    def __init__(self, loop: Loop) -> None:
         self.timeline = Timeline()
         self._loop = loop
 
     @property
     def strategy(self) -> Strategy:
-        strategy: Strategy = self._loop.strategy
-        return strategy
+        return self._loop.strategy
 
     @property
     def wake_s(self) -> float | None:
-        wake_s: float | None = self._loop.wake_s
-        return wake_s
+        return self._loop.wake_s
 
     def apply(self, event: Event, now_s: float) -> Sequence[Effect]:
         line = self.timeline
@@ -61,7 +60,7 @@ class Watched:
                 line.steps.append((now_s, each_s))
             elif event.part == "prefill":
                 line.pieces.append((now_s, each_s / event.tokens))
-        effects: Sequence[Effect] = self._loop.apply(event, now_s)
+        effects = self._loop.apply(event, now_s)
         now = (self.strategy.prefill.threads, self.strategy.decode.threads)
         if not line.chosen or line.chosen[-1][1:] != now:
             line.chosen.append((now_s, *now))
@@ -79,23 +78,15 @@ def timeline(board: str, load_name: str, hours: float) -> Timeline:
 
 
 def draw(board: str, load_name: str, hours: float, target: Path) -> None:
-    """Write it. The kind of file goes by the name. Raises `ConfigError` where it cannot be written."""
-    import matplotlib
-
-    matplotlib.use("agg")
-    matplotlib.rcParams["svg.hashsalt"] = "magnitude"
-    from matplotlib import pyplot
-
+    """Write it. Raises `ConfigError` as `picture.picture`."""
     line = timeline(board, load_name, hours)
-    figure, panels = pyplot.subplots(len(PANELS), 1, figsize=(10, 7), sharex=True)
-    _draw(panels, line, hours)
-    panels[0].set_title(
-        f"Simulated: {load_profile(board).title}, load {load_name!r}, strategy loop and thermal governor, "
-        "begun with a thread on every core",
-        fontsize="medium",
-    )
-    figure.tight_layout()
-    _write(figure, target)
+    with picture(target, len(PANELS), figsize=(10, 7), sharex=True) as (_, panels):
+        _draw(panels, line, hours)
+        panels[0].set_title(
+            f"Simulated: {load_profile(board).title}, load {load_name!r}, strategy loop and thermal governor, "
+            "begun with a thread on every core",
+            fontsize="medium",
+        )
 
 
 def _draw(panels: Any, line: Timeline, hours: float) -> None:
@@ -124,52 +115,37 @@ def _draw(panels: Any, line: Timeline, hours: float) -> None:
 
 def draw_load(runs: Sequence[LoadRun], target: Path) -> None:
     """The loop's last round through the changing load: threads by phase, and the time of each phase beside the best
-    fixed strategy there and the shipped default (medians). Raises `ConfigError` where it cannot be written."""
-    import matplotlib
-
-    matplotlib.use("agg")
-    matplotlib.rcParams["svg.hashsalt"] = "magnitude"
-    from matplotlib import pyplot
-
+    fixed strategy there and the shipped default (medians). Raises `ConfigError` as `picture.picture`."""
     table, judged = by_contender(runs), verdict(runs)
     last = table[LOOP][-1]
     ends = list(itertools.accumulate(phase.seconds for phase in last.phases))
-    figure, panels = pyplot.subplots(2, 1, figsize=(10, 6), sharex=True)
-    for place, phase in enumerate(last.phases):
-        begin, end = ends[place] - phase.seconds, ends[place]
-        if "half CPU" in phase.phase:
-            for panel in panels:
-                panel.axvspan(begin, end, color="black", alpha=0.07)
-        answers, prompts = (int(part.split()[0]) for part in last.strategies[place].split(", ")[:2])
-        panels[0].plot([begin, end], [answers + 0.03] * 2, color=ANSWERS, label="answers" if not place else None)
-        panels[0].plot([begin, end], [prompts - 0.03] * 2, color=PROMPTS, label="prompts" if not place else None)
-        for name, colour in ((DEFAULT, "#999999"), (list(judged.oracle.values())[place], "#009e73"), (LOOP, "black")):
-            shown = "best fixed strategy of the phase" if name not in (DEFAULT, LOOP) else name
-            seconds = median(run.phases[place].seconds for run in table[name])
-            panels[1].plot([begin, end], [seconds] * 2, color=colour, label=shown if not place else None)
-        panels[1].text(
-            (begin + end) / 2, 0, phase.phase.split(",")[0], ha="center", va="bottom", fontsize=7, rotation=90
+    with picture(target, 2, figsize=(10, 6), sharex=True) as (_, panels):
+        for place, phase in enumerate(last.phases):
+            begin, end = ends[place] - phase.seconds, ends[place]
+            if "half CPU" in phase.phase:
+                for panel in panels:
+                    panel.axvspan(begin, end, color="black", alpha=0.07)
+            answers, prompts = (int(part.split()[0]) for part in last.strategies[place].split(", ")[:2])
+            panels[0].plot([begin, end], [answers + 0.03] * 2, color=ANSWERS, label="answers" if not place else None)
+            panels[0].plot([begin, end], [prompts - 0.03] * 2, color=PROMPTS, label="prompts" if not place else None)
+            for name, colour in (
+                (DEFAULT, "#999999"),
+                (list(judged.oracle.values())[place], "#009e73"),
+                (LOOP, "black"),
+            ):
+                shown = "best fixed strategy of the phase" if name not in (DEFAULT, LOOP) else name
+                seconds = median(run.phases[place].seconds for run in table[name])
+                panels[1].plot([begin, end], [seconds] * 2, color=colour, label=shown if not place else None)
+            panels[1].text(
+                (begin + end) / 2, 0, phase.phase.split(",")[0], ha="center", va="bottom", fontsize=7, rotation=90
+            )
+        panels[0].set_ylabel("threads")
+        panels[0].set_title(
+            "The strategy loop through a changing load; grey: half of the processor", fontsize="medium"
         )
-    panels[0].set_ylabel("threads")
-    panels[0].set_title("The strategy loop through a changing load; grey: half of the processor", fontsize="medium")
-    panels[1].set_ylabel("seconds of the phase")
-    panels[1].set_xlabel("seconds")
-    for panel in panels:
-        panel.set_ylim(bottom=0)
-        panel.grid(alpha=0.25)
-        panel.legend(fontsize="small")
-    figure.tight_layout()
-    _write(figure, target)
-
-
-def _write(figure: Any, target: Path) -> None:
-    from matplotlib import pyplot
-
-    try:
-        figure.savefig(target, dpi=110, metadata={"Date": None} if target.suffix == ".svg" else None)
-    except (OSError, ValueError) as error:
-        raise ConfigError(
-            f"the plot {target} cannot be written: {error}", hint="Name a file in a folder that exists"
-        ) from error
-    finally:
-        pyplot.close(figure)
+        panels[1].set_ylabel("seconds of the phase")
+        panels[1].set_xlabel("seconds")
+        for panel in panels:
+            panel.set_ylim(bottom=0)
+            panel.grid(alpha=0.25)
+            panel.legend(fontsize="small")

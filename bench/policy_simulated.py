@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable, Sequence
-from concurrent.futures import ProcessPoolExecutor, as_completed
 from typing import Literal
 
 import msgspec
 
+from bench.parallel import in_parallel
 from magnitude.board.profile import BoardProfile
 from magnitude.board.profiles import load_profile
 from magnitude.board.snapshot import Snapshot
@@ -99,19 +98,13 @@ def run_job(job: Job) -> Trace:
     )
     if job.contender == "all cores":
         return simulate(profile, load, controller, hours=job.hours, threads=all_cores(profile))
-    engine = optimized_engine(profile, load, seed=load.seed)
+    engine = optimized_engine(profile, load)
     return simulate(profile, load, controller, hours=job.hours, engine=engine)
 
 
 def run_all(work: Sequence[Job], progress: Callable[[str], None]) -> dict[Job, Summary]:
     """All of them, on all CPUs that there are."""
-    results: dict[Job, Summary] = {}
-    with ProcessPoolExecutor(max_workers=len(os.sched_getaffinity(0))) as pool:
-        running = {pool.submit(_summary, job): job for job in work}
-        for future in as_completed(running):
-            results[running[future]] = future.result()
-            progress(f"{len(results)} of {len(work)} runs")
-    return results
+    return in_parallel(_summary, work, lambda done: progress(f"{done} of {len(work)} runs"))
 
 
 def outcomes(results: dict[Job, Summary]) -> list[Outcome]:

@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-import os
-from collections.abc import Callable, Sequence
-from concurrent.futures import ProcessPoolExecutor
 from pathlib import Path
-from typing import Annotated, TypeVar
+from typing import Annotated
 
 import msgspec
 import typer
@@ -15,9 +12,14 @@ from rich.table import Table
 
 from bench import policy_service_verbs
 from bench.command import Json, console, leave_if, write_json
+from bench.parallel import in_parallel
 from bench.policy_courses import (
     NOISES,
+    SURVIVORS,
+    NoiseKind,
     NoiseResult,
+    Survivor,
+    SurvivorCourse,
     SurvivorsResult,
     noise_course,
     noise_result,
@@ -28,8 +30,6 @@ from bench.policy_load import LoadResult
 from bench.policy_simulated import BOARDS, LOADS, Outcome, jobs, missed, outcomes, run_all
 
 app = typer.Typer(help=__doc__, no_args_is_help=True)
-
-Result = TypeVar("Result")
 
 
 def register(parent: typer.Typer) -> None:
@@ -73,15 +73,14 @@ def noise(
 ) -> None:
     """Simulated: how often the loop switches when times scatter by 30 % and there is nothing, or little, to gain."""
     gaps = (0.0, 0.02)
-    arguments = [(kind, gap, seed, hours) for kind in NOISES for gap in gaps for seed in range(seeds)]
-    with console.status(f"{len(arguments)} courses of {hours:g} h"):
-        courses = _in_parallel(noise_course, arguments)
-    each = {
-        (kind, gap): [course for (k, g, *_), course in zip(arguments, courses, strict=True) if (k, g) == (kind, gap)]
+    works = [(kind, gap, seed, hours) for kind in NOISES for gap in gaps for seed in range(seeds)]
+    with console.status(f"{len(works)} courses of {hours:g} h"):
+        courses = in_parallel(_noise_course, works)
+    results = [
+        noise_result(kind, gap, hours, [courses[kind, gap, seed, hours] for seed in range(seeds)])
         for kind in NOISES
         for gap in gaps
-    }
-    results = [noise_result(kind, gap, hours, found) for (kind, gap), found in each.items()]
+    ]
     console.print(f"Simulated, {seeds} seeds of {hours:g} h each; the loop's rules as shipped.")
     console.print(_noise_table(results))
     write_json(json, simulated=True, noise=results)
@@ -96,12 +95,20 @@ def survivors(
 ) -> None:
     """Simulated: a strategy that takes a fifth less time, but under which 5 % of the tasks time out."""
     relative = 0.8
+    works = [
+        (what, relative, seed, hours, failing)
+        for what in SURVIVORS
+        for failing in (True, False)
+        for seed in range(seeds)
+    ]
+    with console.status(f"{len(works)} courses of {hours:g} h"):
+        courses = in_parallel(_survivor_course, works)
     results = []
-    for what in ("session", "weights"):
-        arguments = [(what, relative, seed, hours, failing) for failing in (True, False) for seed in range(seeds)]
-        with console.status(f"{len(arguments)} courses of {hours:g} h"):
-            courses = _in_parallel(_survivor_course, arguments)
-        results.append(survivors_result(what, relative, hours, courses[:seeds], courses[seeds:]))  # type: ignore[arg-type]
+    for what in SURVIVORS:
+        failing, without = (
+            [courses[what, relative, seed, hours, fails] for seed in range(seeds)] for fails in (True, False)
+        )
+        results.append(survivors_result(what, relative, hours, failing, without))
     console.print(f"Simulated, {seeds} seeds of {hours:g} h each; time by the strategy in question: {relative:g} x.")
     console.print("kept: seeds that end with it, without failures and with them; under it: tasks that ran with it.")
     console.print(_survivors_table(results))
@@ -122,7 +129,7 @@ def plot(
 ) -> None:
     """A timeline of what the loop chose, and how long work took meanwhile: simulated, or of a load that was run."""
     from bench.policy_plot import draw, draw_load
-    from magnitude.simulate.plot import can_plot
+    from magnitude.picture import can_plot
 
     can_plot(target)
     if figures is None:
@@ -138,14 +145,13 @@ class _Written(msgspec.Struct):
     load: LoadResult
 
 
-def _in_parallel(job: Callable[..., Result], arguments: Sequence[tuple[object, ...]]) -> list[Result]:
-    """All of them, on all CPUs that there are, in order."""
-    with ProcessPoolExecutor(max_workers=len(os.sched_getaffinity(0))) as pool:
-        return list(pool.map(job, *zip(*arguments, strict=True)))
+def _noise_course(work: tuple[NoiseKind, float, int, float]) -> tuple[list[float], bool]:
+    return noise_course(*work)
 
 
-def _survivor_course(what: str, relative: float, seed: int, hours: float, failing: bool) -> object:
-    return survivor_course(what, relative, seed, hours, failing=failing)  # type: ignore[arg-type]
+def _survivor_course(work: tuple[Survivor, float, int, float, bool]) -> SurvivorCourse:
+    what, relative, seed, hours, failing = work
+    return survivor_course(what, relative, seed, hours, failing=failing)
 
 
 def _simulated_table(found: list[Outcome]) -> Table:

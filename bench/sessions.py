@@ -3,7 +3,6 @@ and a step by another session than the one before."""
 
 from __future__ import annotations
 
-import os
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -11,10 +10,10 @@ from typing import Any
 
 import msgspec
 
+from bench.graph_runs import kv_file
 from magnitude.engine.comparing import same_results
 from magnitude.engine.decoder import Decoder
 from magnitude.engine.kv import KvMemory
-from magnitude.engine.kv_layout import KvLayout
 from magnitude.engine.packed_weights import PackedWeights
 from magnitude.engine.process import forget_mapped_pages, give_back_memory
 from magnitude.engine.session_spec import SessionSpec
@@ -93,12 +92,8 @@ def measure_sessions(folder: Path, threads: int, rounds: int, cache: Path) -> Se
 
 def _turns(model: ModelDescription, what: str, own: Any, other: Any, rounds: int) -> list[Turns]:
     """Both sessions have as many threads, so that what differs is the change alone."""
-    assert model.decoder is not None
-    layout = KvLayout.of(model.decoder, slots=1, max_len=PAST_TOKENS + PREFILL_TOKENS)
-    fd = os.memfd_create("sessions")
-    os.ftruncate(fd, layout.total_bytes)
-    kv = KvMemory(fd, layout)
-    os.close(fd)
+    with kv_file(model) as (fd, layout):
+        kv = KvMemory(fd, layout)
     decoder = Decoder(model, own, kv)
     spec = SessionSpec(threads=1)  # a name for the other one
     decoder.add_session(spec, other)

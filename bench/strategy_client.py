@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Callable
 from typing import Any
 
 import httpx
@@ -30,12 +31,6 @@ class StrategyClient:
     def state(self, model: str) -> StrategyState:
         return self.service.state().strategy[model]
 
-    def shown(self, model: str) -> dict[str, Any]:
-        """What the loop knows of the model."""
-        answer = self._client.get(ROUTE, params={"model": model}).raise_for_status().json()
-        shown: dict[str, Any] = answer["data"][0]
-        return shown
-
     def hold(self, on: bool) -> None:
         """Let every model run as it was loaded, or go on."""
         self._post(hold=MOST_HOLD_S if on else 0.0)
@@ -43,9 +38,6 @@ class StrategyClient:
     def pin(self, model: str, **parts: Any) -> None:
         """Fix `decode` and `prefill` (threads) and `chunk`."""
         self._post(model=model, pin=parts)
-
-    def unpin(self, model: str) -> None:
-        self._post(model=model, unpin=True)
 
     def wait_for_loop(self, model: str) -> None:
         """Until it has one that chooses. Raises `ServiceFailed`."""
@@ -65,7 +57,7 @@ class StrategyClient:
             there, f"{model} does not come to run {said if decode is None else f'{said}, {decode.session_id}'}"
         )
 
-    def _wait(self, there: Any, failure: str) -> None:
+    def _wait(self, there: Callable[[], bool], failure: str) -> None:
         deadline = time.monotonic() + PATIENCE_S
         while not there():
             if time.monotonic() > deadline:

@@ -4,13 +4,13 @@ profile says and on boards that are not."""
 from __future__ import annotations
 
 import itertools
-import os
 from collections.abc import Callable, Iterable, Sequence
-from concurrent.futures import ProcessPoolExecutor, as_completed
+from functools import partial
 from typing import Literal
 
 import msgspec
 
+from bench.parallel import in_parallel
 from magnitude.board.profile import BoardProfile
 from magnitude.board.profiles import load_profile, policy_name
 from magnitude.board.snapshot import Snapshot
@@ -162,13 +162,7 @@ def run_job(job: Job) -> Trace:
 
 def run_all(jobs: Sequence[Job], progress: Callable[[str], None]) -> dict[Job, Summary]:
     """All of them, on all CPUs that there are."""
-    results: dict[Job, Summary] = {}
-    with ProcessPoolExecutor(max_workers=len(os.sched_getaffinity(0))) as pool:
-        running = {pool.submit(_summary, job): job for job in jobs}
-        for future in as_completed(running):
-            results[running[future]] = future.result()
-            progress(f"{len(results)} of {len(jobs)} runs")
-    return results
+    return in_parallel(_summary, jobs, lambda done: progress(f"{done} of {len(jobs)} runs"))
 
 
 def outcomes(results: dict[Job, Summary]) -> list[Outcome]:
@@ -227,24 +221,19 @@ def best_fixed(board: str, hours: float, ambient_c: float, progress: Callable[[s
         for decode in clocks
         for threads in range(2, STOCK_THREADS + 1)
     ]
-    best: tuple[Point, Summary] | None = None
-    with ProcessPoolExecutor(max_workers=len(os.sched_getaffinity(0))) as pool:
-        running = {pool.submit(_fixed, board, point, hours, ambient_c): point for point in points}
-        for count, future in enumerate(as_completed(running), 1):
-            summary = future.result()
-            if not summary.soft_s and (best is None or summary.tokens_s > best[1].tokens_s):
-                best = (running[future], summary)
-            progress(f"{board}: {count} of {len(points)} fixed points")
-    if best is None:
+    run = partial(_fixed, board, hours, ambient_c)
+    found = in_parallel(run, points, lambda done: progress(f"{board}: {done} of {len(points)} fixed points"))
+    cool = {point: summary for point, summary in found.items() if not summary.soft_s}
+    if not cool:
         raise ValueError(f"no fixed clock keeps {board} below its soft limit")
-    return best
+    return max(cool.items(), key=lambda each: each[1].tokens_s)
 
 
 def _summary(job: Job) -> Summary:
     return run_job(job).summary
 
 
-def _fixed(board: str, point: Point, hours: float, ambient_c: float) -> Summary:
+def _fixed(board: str, hours: float, ambient_c: float, point: Point) -> Summary:
     profile = load_profile(board)
     controller = FixedController(profile, point)
     return simulate(profile, read_load(HOT_LOAD), controller, hours=hours, ambient_c=ambient_c).summary

@@ -56,7 +56,7 @@ def thermal(
     """Simulated: boards with the thermal governor beside the same boards without it, also where the profile is
     wrong."""
     if plot is not None:
-        from magnitude.simulate.plot import can_plot
+        from magnitude.picture import can_plot
 
         can_plot(plot)
     jobs = [*hot_jobs(hours, ambient), *other_jobs(hours, ambient), *cool_jobs(hours, ambient)]

@@ -142,6 +142,8 @@ def test_a_strategy_that_only_some_tasks_survive_is_left() -> None:
     assert result.missed == []
     other = survivors_result("session", 0.8, 1.5, [without], [failing])
     assert len(other.missed) == 2
+    late = survivors_result("session", 0.8, 1.5, [msgspec.structs.replace(failing, last_share=0.3)], [without])
+    assert ["30.0% of the last quarter" in line for line in late.missed] == [True]
 
 
 def test_every_pair_of_threads_that_may_be_best_is_run() -> None:

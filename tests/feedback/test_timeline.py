@@ -168,7 +168,7 @@ def test_more_than_was_asked_for_is_said() -> None:
     st.lists(
         st.tuples(
             st.floats(0, 900),
-            st.sampled_from(["start", "switch", "revert", "trial", "kept", "situation", "dropped"]),
+            st.sampled_from(["start", "switch", "revert", "trial", "kept", "situation", "prepared"]),
             st.sampled_from(["decode", "prefill"]),
             st.sampled_from(["1 thread", "2 threads", "4 threads"]),
         ),

@@ -18,6 +18,7 @@ from magnitude.models.parent_golden import (
     compare_prompts,
     compare_vectors,
     parent_prompt,
+    vectors_beside,
 )
 from magnitude.models.tolerance import (
     DECODER_TOLERANCE,
@@ -179,5 +180,7 @@ def test_vectors_are_compared_by_the_lowest_cosine_and_scores_by_their_differenc
     scores = [GoldenVector(ids=[1], vector=[0.5])]
     score = ParentGolden(version=PARENT_GOLDEN_VERSION, parent_hash="h", vectors=scores)
     assert compare_vectors(score, lambda ids: np.array([0.25])).cosine == 0.75
+    broken = [(np.ones(2), np.ones(2)), (np.ones(2), np.array([1.0, math.nan]))]
+    assert outside(ENCODER_TOLERANCE, vectors_beside(broken)), "no number is no nearness, wherever it stands"
     empty = ParentGolden(version=PARENT_GOLDEN_VERSION, parent_hash="h")
     assert compare_vectors(empty, lambda ids: np.array([1.0])) == Nearness()

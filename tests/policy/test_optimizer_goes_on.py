@@ -132,6 +132,8 @@ def test_weights_with_which_tasks_failed_are_tried_again_after_long() -> None:
     for task in range(100):
         optimizer.apply(TaskSeen(strategy.strategy_id, 1.0, 10, failed=task % 4 == 0), float(task))
     assert optimizer.variant_for(Situation()) == ""
+    optimizer.apply(BoardSeen(cores=(0, 1), usable=2, smaller=True), 4 * 3600.0)
+    assert optimizer.variant_for(Situation()) == "", "failures that have aged are not forgiven yet"
     optimizer.apply(BoardSeen(cores=(0, 1), usable=2, smaller=True), 10 * 3600.0)
     assert optimizer.variant_for(Situation()) == "small-4"
 

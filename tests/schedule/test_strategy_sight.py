@@ -13,10 +13,11 @@ from magnitude.board.snapshot import ClockPolicy
 from magnitude.engine.protocol import SamplerSettings, StepGroup, StepKind
 from magnitude.feedback.records import OUTCOMES, TaskRecord
 from magnitude.governor.thermal_terms import HeatState
+from magnitude.policy.situation import heat_of
 from magnitude.policy.terms import LoadSeen, RunsSeen, TaskSeen
 from magnitude.schedule.inference import GenerationTask
 from magnitude.schedule.open_generation import OpenGeneration
-from magnitude.schedule.strategy_sight import clock_share, heat_of, load_seen, runs_seen, task_seen
+from magnitude.schedule.strategy_sight import clock_share, load_seen, runs_seen, task_seen
 
 BIG = ClockPolicy(name="policy4", cpus=(4, 5), max_khz=2_400_000)
 LITTLE = ClockPolicy(name="policy0", cpus=(0, 1), max_khz=1_800_000)

@@ -72,7 +72,7 @@ def attribute(
             param="--learn",
         )
     if plot is not None:
-        from magnitude.simulate.plot import can_plot
+        from magnitude.picture import can_plot
 
         can_plot(plot)
     with reach_service(config, url, api_key) as client:

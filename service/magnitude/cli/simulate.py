@@ -73,7 +73,7 @@ def simulate(
             raise ConfigError(f"there is no folder {file.absolute().parent}", hint="Make it, or name another file")
 
     if plot is not None:
-        from magnitude.simulate.plot import can_plot
+        from magnitude.picture import can_plot
 
         can_plot(plot)
 

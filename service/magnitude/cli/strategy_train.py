@@ -71,7 +71,7 @@ def train(
     if report is not None:
         can_report(report)
     if plot is not None:
-        from magnitude.simulate.plot import can_plot
+        from magnitude.picture import can_plot
 
         can_plot(plot)
     found = read_records(records, board=board)

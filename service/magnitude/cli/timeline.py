@@ -53,7 +53,7 @@ def timeline(
     except ValueError as error:
         raise ConfigError(str(error), param="--since") from error
     if plot is not None:
-        from magnitude.simulate.plot import can_plot
+        from magnitude.picture import can_plot
 
         can_plot(plot)
     try:

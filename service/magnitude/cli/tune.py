@@ -53,8 +53,8 @@ def tune(
     from magnitude.cli.strategy_source import binding_here
     from magnitude.models.catalogue import find, open_folder
     from magnitude.paths import find_paths
+    from magnitude.picture import can_plot
     from magnitude.schedule.planned_strategy import model_facts
-    from magnitude.simulate.plot import can_plot
     from magnitude.tuning.kept import SweepFile
     from magnitude.tuning.sweep import Sweep
 

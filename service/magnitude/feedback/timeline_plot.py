@@ -9,7 +9,7 @@ from typing import Any
 
 from magnitude.feedback.records import FAILURES
 from magnitude.feedback.timeline import Lane, Moment, TaskPoint, Timeline
-from magnitude.simulate.plot import can_plot, save
+from magnitude.picture import picture
 
 # Told apart by colour-blind readers too (Okabe and Ito); a choice keeps its colour in all lanes.
 COLOURS = ("#0072b2", "#e69f00", "#009e73", "#cc79a7", "#56b4e9", "#f0e442", "#d55e00", "#999999")
@@ -22,22 +22,12 @@ TICKS = {"thermal": "#d55e00", "power": "#e69f00", "memory": "#cc79a7", "watch":
 
 
 def draw(timeline: Timeline, target: Path) -> None:
-    """Write the picture; the kind of file goes by the name. Raises `ConfigError` as `simulate.plot.can_plot`, and
-    where it cannot be written."""
-    can_plot(target)
-    import matplotlib
-
-    matplotlib.use("agg")
-    matplotlib.rcParams["svg.hashsalt"] = "magnitude"
-    from matplotlib import pyplot
-
+    """Write the picture. Raises `ConfigError` as `picture.picture`."""
     unit_s, unit = _unit(timeline.since_s)
     lanes = timeline.lanes
     heights = [max(1.0, 0.45 * len(lanes)), 1.6, 2.2]
-    figure, panels = pyplot.subplots(
-        3, 1, figsize=(13, 2.4 + sum(heights)), sharex=True, gridspec_kw={"height_ratios": heights}
-    )
-    try:
+    size = (13, 2.4 + sum(heights))
+    with picture(target, 3, figsize=size, sharex=True, height_ratios=heights) as (_, panels):
         _draw_lanes(panels[0], lanes, unit_s, timeline.since_s)
         _draw_heat(panels[1], timeline.tasks, timeline.decisions, unit_s)
         _draw_tasks(panels[2], timeline.tasks, unit_s)
@@ -49,10 +39,6 @@ def draw(timeline: Timeline, target: Path) -> None:
         panels[0].set_title(
             "Strategy in force (line: switch, orange: taken back, dotted: the board changed)", fontsize=9
         )
-        figure.tight_layout()
-        save(figure, target)
-    finally:
-        pyplot.close(figure)
 
 
 def _unit(since_s: float) -> tuple[float, str]:

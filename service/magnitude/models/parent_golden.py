@@ -8,7 +8,7 @@ clear, with its best log probabilities. Comparing is pure; whoever calls brings 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 
 import msgspec
@@ -78,12 +78,18 @@ def compare_prompts(golden: ParentGolden, run: Callable[[list[int]], Logprobs]) 
 
 
 def compare_vectors(golden: ParentGolden, run: Callable[[list[int]], NDArray[np.floating]]) -> Nearness:
-    """The lowest cosine; for a single score one minus the difference, so that 1 means equal there too."""
-    found = []
-    for item in golden.vectors:
-        expected, got = np.asarray(item.vector), np.asarray(run(item.ids)).reshape(-1)
-        found.append(cosine(expected, got) if len(expected) > 1 else 1.0 - float(abs(got[0] - expected[0])))
-    return Nearness(cosine=float(np.min(found)) if found else None)
+    """What `run` makes of the golden texts beside what the parent made of them. Raises whatever `run` raises."""
+    return vectors_beside((np.asarray(item.vector), np.asarray(run(item.ids)).reshape(-1)) for item in golden.vectors)
+
+
+def vectors_beside(pairs: Iterable[tuple[NDArray[np.floating], NDArray[np.floating]]]) -> Nearness:
+    """The lowest cosine of the parent's vectors and the variant's; for a single score one minus the difference, so
+    that 1 means equal there too."""
+    found = [
+        cosine(expected, got) if len(expected) > 1 else 1.0 - float(abs(got[0] - expected[0]))
+        for expected, got in pairs
+    ]
+    return Nearness(cosine=float(np.min(found)) if found else None)  # unlike `min`, it lets no NaN slip by
 
 
 def _kl(parent: list[float], variant: list[float]) -> float:

@@ -13,7 +13,7 @@ import msgspec
 
 from magnitude.engine.session_spec import SessionSpec
 from magnitude.policy.candidates import challengers, session_on
-from magnitude.policy.contest import Contest
+from magnitude.policy.contest import REVERTED_FOR, Contest
 from magnitude.policy.guard import TaskGuard
 from magnitude.policy.laboratory import Laboratory, sessions_of
 from magnitude.policy.learned import Binding, Choice, Learned, Verified, parts_of
@@ -90,6 +90,7 @@ class Optimizer:
         self._ceilings = ceilings
         self._pool = SessionPool(model.own, rules.most_sessions)
         self._guard = TaskGuard(rules.half_life_s)
+        self._left_until_s: dict[str, float] = {}  # variants that tasks failed with
         self._board = BoardSeen(cores=tuple(range(model.own.threads)), usable=model.own.threads)
         self._load = LoadSeen()
         self._idle_since_s: float | None = None
@@ -164,11 +165,8 @@ class Optimizer:
         short = late or self._board.smaller or at.supply != "full" or at.memory == "short"
         if not self._facts.variants or (not short and self._rules.prefer == "quality"):
             return ""
-        own = _guarded("variant", Choice())
-        for name in self._facts.variants:
-            if not self._guard.worse(_guarded("variant", Choice(variant=name)), own, self._now_s):
-                return name
-        return ""
+        usable = (name for name in self._facts.variants if self._now_s >= self._left_until_s.get(name, -math.inf))
+        return next(usable, "")
 
     def learned(self, binding: Binding, now_s: float, wall_s: float = 0.0) -> Learned:
         """What is to be dumped."""
@@ -206,6 +204,7 @@ class Optimizer:
         self._checks = self._samples = 0
         if not (learned.entries or learned.verified):  # a reset; else what was proven meanwhile stays so
             self._pool.begin_anew()
+            self._left_until_s.clear()
         self._begin(rules, learned)
 
     def pin(self, choices: dict[Part, Choice]) -> None:
@@ -279,12 +278,22 @@ class Optimizer:
             self._guard.add(_guarded(part, choice), failed=event.failed, now_s=now_s)
         if not event.failed:
             return
+        if strategy.variant:
+            self._doubt_variant(strategy.variant, now_s, effects)
         for contest in self._table:
             if contest.previous is None or contest.part in self._pinned:
                 continue
             now_id, before_id = (_guarded(contest.part, one) for one in (contest.chosen, contest.previous))
             if why := self._guard.worse(now_id, before_id, now_s):
                 effects.append(self._lab.revert(contest, why, now_s))
+
+    def _doubt_variant(self, name: str, now_s: float, effects: list[Effect]) -> None:
+        """Leave weights that more tasks fail with for as long as a choice that was taken back: once its failures have
+        aged, nothing else would speak against them."""
+        variant, own = (_guarded("variant", Choice(variant=each)) for each in (name, ""))
+        if now_s >= self._left_until_s.get(name, -math.inf) and (why := self._guard.worse(variant, own, now_s)):
+            self._left_until_s[name] = now_s + REVERTED_FOR * self._rules.half_life_s
+            effects.append(Decided("rejected", "variant", "", "", name, why))
 
     def _checked(self, verdict: Verified, effects: list[Effect]) -> None:
         self._pool.checked(verdict)

@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import functools
+from collections.abc import Mapping
 from typing import Literal
 
 import msgspec
+
+from magnitude.governor.thermal_terms import HeatState
 
 TaskKind = Literal["generate", "embed", "infer"]
 # A part of a strategy that is judged by itself, by what it alone changes: time of a decode step, time of a prompt's
@@ -22,6 +25,9 @@ TOKEN_EDGES = (1, 33, 129, 513, 2049)
 ROW_EDGES = (1, 2, 3, 5, 9, 17, 33)
 # Shares of the highest clock. Below half of it a board is in trouble that no strategy mends.
 CLOCK_EDGES = (0.0, 0.5, 0.7, 0.9)
+
+# Nobody knows how warm a board is whose sensors are silent; it is treated as what it may well be.
+_HEAT: Mapping[HeatState, Heat] = {"cool": "cool", "warm": "warm", "hot": "hot", "blind": "warm"}
 
 
 class Situation(msgspec.Struct, frozen=True, kw_only=True):
@@ -41,6 +47,11 @@ class Situation(msgspec.Struct, frozen=True, kw_only=True):
     memory: MemoryLevel = "ample"
     supply: Supply = "full"
     prefix: PrefixHit = "none"
+
+
+def heat_of(state: HeatState | None) -> Heat:
+    """Of what the thermal governor says. None: nobody governs heat here."""
+    return "cool" if state is None else _HEAT[state]
 
 
 def bucket(value: float, edges: tuple[float, ...]) -> float:

@@ -187,7 +187,6 @@ DecisionKind = Literal[
     "kept",
     "rejected",
     "prepared",
-    "dropped",
     "retired",
     "pinned",
     "unpinned",

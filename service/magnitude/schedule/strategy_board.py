@@ -8,8 +8,9 @@ from magnitude.board.cpu import EngineCpus
 from magnitude.board.snapshot import Snapshot
 from magnitude.governor.in_force import InForce
 from magnitude.governor.memory_ladder import Step
+from magnitude.policy.situation import heat_of
 from magnitude.policy.terms import BoardSeen
-from magnitude.schedule.strategy_sight import clock_share, heat_of
+from magnitude.schedule.strategy_sight import clock_share
 
 # A clock that drifts by less says nothing; what is told of it would only wake the loops.
 CLOCK_DIGITS = 2

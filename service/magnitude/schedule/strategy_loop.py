@@ -51,7 +51,6 @@ _LOUD: frozenset[DecisionKind] = frozenset(
         "switch",
         "revert",
         "rejected",
-        "dropped",
         "retired",
         "pinned",
         "unpinned",

@@ -8,8 +8,7 @@ from magnitude.board.snapshot import ClockPolicy
 from magnitude.engine.protocol import StepGroup, StepKind
 from magnitude.engine.session_spec import SessionSpec
 from magnitude.feedback.records import Outcome, TaskRecord, outcome_of
-from magnitude.governor.thermal_terms import HeatState
-from magnitude.policy.situation import Heat, Part
+from magnitude.policy.situation import Part
 from magnitude.policy.terms import LoadSeen, RunsSeen, TaskSeen
 from magnitude.schedule.open_generation import OpenGeneration
 from magnitude.schedule.open_tasks import OpenTask
@@ -27,9 +26,6 @@ _PARTS: Mapping[StepKind, Part] = {
 _OUTCOMES: Mapping[Outcome, bool] = {"ok": False, "timed_out": True, "killed": True, "out_of_memory": True}
 # … and what was refused, only where the reason was that there was no room.
 _NO_ROOM = frozenset({"queue_full"})
-
-# Nobody knows how warm a board is whose sensors are silent; it is treated as what it may well be.
-_HEAT: Mapping[HeatState, Heat] = {"cool": "cool", "warm": "warm", "hot": "hot", "blind": "warm"}
 
 
 def runs_seen(
@@ -91,11 +87,6 @@ def load_seen(tasks: Iterable[OpenTask]) -> dict[str, LoadSeen]:
             entering += 1
         counts[task.model] = [decoding, entering, waiting]
     return {model: LoadSeen(*count) for model, count in counts.items()}
-
-
-def heat_of(state: HeatState | None) -> Heat:
-    """None: nobody governs heat here."""
-    return "cool" if state is None else _HEAT[state]
 
 
 def clock_share(

@@ -11,14 +11,13 @@ from magnitude.board.sim.board import SimulatedBoard
 from magnitude.board.workload import ModelCost, Pool, Progress, Work
 from magnitude.engine.session_spec import SessionSpec
 from magnitude.governor.thermal_terms import HeatState, Phase
-from magnitude.policy.situation import Heat, Part
+from magnitude.policy.situation import Heat, Part, heat_of
 from magnitude.policy.terms import BoardSeen, LoadSeen
 from magnitude.simulate.agents import Agents
 from magnitude.simulate.engine import Errand, SimulatedEngine
 
 # Sums of floats: a run of which less than this is missing is over.
 NEXT_TO_NOTHING = 1e-6
-HEAT: dict[HeatState, Heat] = {"cool": "cool", "warm": "warm", "hot": "hot", "blind": "warm"}
 
 
 class EngineRuns:
@@ -51,7 +50,7 @@ class EngineRuns:
         self._wishes = prefill, decode
 
     def heat(self, state: HeatState) -> None:
-        self._heat = HEAT[state]
+        self._heat = heat_of(state)
 
     def see(self) -> None:
         """Tell the loop of the board, as the service does about once a second."""

@@ -5,7 +5,6 @@ from __future__ import annotations
 
 from magnitude.board.profile import BoardProfile
 from magnitude.engine.session_spec import SessionSpec
-from magnitude.policy.learned import Learned
 from magnitude.policy.optimizer import Optimizer
 from magnitude.policy.rules import ModelFacts, Rules
 from magnitude.policy.tree import facts_of_board
@@ -18,18 +17,10 @@ def all_cores(profile: BoardProfile) -> int:
     return sum(len(cluster.cpus) for cluster in profile.clusters)
 
 
-def optimized_engine(
-    profile: BoardProfile,
-    load: Load,
-    *,
-    threads: int | None = None,
-    rules: Rules | None = None,
-    learned: Learned | None = None,
-    seed: int = 1,
-) -> SimulatedEngine:
-    """The load's model on that board, started with so many threads (None: one for each CPU) and optimised from
-    there. `learned` is what is known already."""
-    own = SessionSpec(threads=threads or all_cores(profile))
+def optimized_engine(profile: BoardProfile, load: Load) -> SimulatedEngine:
+    """The load's model on that board, started with a thread on each CPU and optimised from there by the shipped
+    rules. Nothing is known beforehand; chance is the load's."""
+    own = SessionSpec(threads=all_cores(profile))
     facts = ModelFacts(
         name=load.model.name,
         kind="decoder",
@@ -38,5 +29,5 @@ def optimized_engine(
         weight_bytes=round(load.model.weight_bytes),
     )
     cpus = tuple(cpu for cluster in profile.clusters for cpu in cluster.cpus)
-    optimizer = Optimizer(facts, rules or Rules(), learned, ceilings=facts_of_board(profile, cpus))
-    return SimulatedEngine(optimizer, own, seed=seed, added_bytes=facts.weight_bytes)
+    optimizer = Optimizer(facts, Rules(), ceilings=facts_of_board(profile, cpus))
+    return SimulatedEngine(optimizer, own, seed=load.seed, added_bytes=facts.weight_bytes)

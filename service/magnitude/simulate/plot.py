@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from magnitude.board.profile import BoardProfile
-from magnitude.errors import ConfigError
+from magnitude.picture import picture
 from magnitude.simulate.trace import Rows, Summary, Trace
 
 # Points across the picture: more would not be seen, and make an SVG of megabytes.
@@ -22,62 +22,16 @@ FAR_C = 15.0
 NAMES = {"off": "kernel and firmware alone", "magnitude": "thermal governor"}
 
 
-# What matplotlib writes without further programs, and everybody can open.
-KINDS = (".png", ".svg", ".pdf")
-
-
-def can_plot(target: Path) -> None:
-    """To be asked before what is to be drawn is computed. Raises `ConfigError` for another kind of file than .png,
-    .svg and .pdf, and without matplotlib."""
-    if target.suffix not in KINDS:
-        raise ConfigError(
-            f"{target} is no kind of plot that is known", hint=f"Let it end in {', '.join(KINDS)}", param="--plot"
-        )
-    try:
-        import matplotlib  # noqa: F401 - whether it is there
-    except ImportError as error:
-        raise ConfigError(
-            "a plot needs matplotlib, which is not installed", hint="pip install 'magnitude[report]'", param="--plot"
-        ) from error
-
-
 def plot(columns: Sequence[tuple[BoardProfile, Sequence[Trace]]], target: Path) -> None:
     """Write temperature, clock, tokens a second, time between tokens and energy over time: a column a board, all its
-    runs in each. The kind of file goes by the name. Raises `ConfigError` as `can_plot`, and where the file cannot be
-    written."""
-    can_plot(target)
-    import matplotlib
-
-    matplotlib.use("agg")
-    matplotlib.rcParams["svg.hashsalt"] = "magnitude"
-    from matplotlib import pyplot
-
-    figure, grid = pyplot.subplots(
-        len(PANELS), len(columns), figsize=(2 + 7 * len(columns), 11), sharex="col", squeeze=False
-    )
-    for column, (profile, traces) in enumerate(columns):
-        panels = grid[:, column]
-        for trace, colour in zip(traces, COLOURS, strict=False):
-            _draw(panels, trace, colour)
-        _decorate(panels, profile, traces[0].summary)
-    figure.tight_layout()
-    try:
-        save(figure, target)
-    finally:
-        pyplot.close(figure)
-
-
-def save(figure: Any, target: Path) -> None:
-    """Write a figure; the kind of file goes by the name. Raises `ConfigError` where it cannot be written."""
-    try:
-        # No date in the file and fixed ids, so that the same figures give the same bytes.
-        figure.savefig(target, dpi=110, metadata={"Date": None} if target.suffix == ".svg" else None)
-    except (OSError, ValueError) as error:
-        raise ConfigError(
-            f"the plot {target} cannot be written: {error}",
-            hint="Name a file in a folder that exists, ending in .png, .svg or .pdf",
-            param="--plot",
-        ) from error
+    runs in each. Raises `ConfigError` as `picture.picture`."""
+    size = (2 + 7 * len(columns), 11)
+    with picture(target, len(PANELS), len(columns), figsize=size, sharex="col", squeeze=False) as (_, grid):
+        for column, (profile, traces) in enumerate(columns):
+            panels = grid[:, column]
+            for trace, colour in zip(traces, COLOURS, strict=False):
+                _draw(panels, trace, colour)
+            _decorate(panels, profile, traces[0].summary)
 
 
 def _decorate(panels: Any, profile: BoardProfile, said: Summary) -> None:

@@ -5,38 +5,26 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
+from magnitude.picture import picture
 from magnitude.policy.trained import Gain, Method
-from magnitude.simulate.plot import can_plot, save
 
 # Told apart by colour-blind readers too (Okabe and Ito).
 COLOURS: dict[Method, str] = {"table": "#0072b2", "tree": "#d55e00"}
 
 
 def plot_gains(gains: Sequence[Gain], tolerance: float, target: Path) -> None:
-    """Draw gains of whole parts, a line each, with the tolerance. The kind of file goes by the name. Raises
-    `ConfigError` as `can_plot`, and where the file cannot be written."""
-    can_plot(target)
-    import matplotlib
-
-    matplotlib.use("agg")
-    matplotlib.rcParams["svg.hashsalt"] = "magnitude"
-    from matplotlib import pyplot
-
+    """Draw gains of whole parts, a line each, with the tolerance. Raises `ConfigError` as
+    `picture.picture`."""
     shown = [gain for gain in gains if not gain.key]
-    figure, panel = pyplot.subplots(figsize=(8, 1.5 + 0.35 * len(shown)))
-    for line, gain in enumerate(shown):
-        colour = COLOURS[gain.method]
-        panel.plot([100 * gain.low, 100 * gain.high], [line, line], color=colour, linewidth=3, alpha=0.5)
-        panel.plot([100 * gain.gain], [line], "o", color=colour)
-    panel.axvline(0, color="black", linewidth=0.8)
-    panel.axvline(-100 * tolerance, color="black", linewidth=0.8, linestyle=":")
-    panel.set_yticks(
-        range(len(shown)), [f"{gain.board}, {gain.model}: {gain.part} ({gain.method})" for gain in shown]
-    )
-    panel.invert_yaxis()
-    panel.set_xlabel("time saved against the default, % (dotted: tolerance)")
-    figure.tight_layout()
-    try:
-        save(figure, target)
-    finally:
-        pyplot.close(figure)
+    with picture(target, figsize=(8, 1.5 + 0.35 * len(shown))) as (_, panel):
+        for line, gain in enumerate(shown):
+            colour = COLOURS[gain.method]
+            panel.plot([100 * gain.low, 100 * gain.high], [line, line], color=colour, linewidth=3, alpha=0.5)
+            panel.plot([100 * gain.gain], [line], "o", color=colour)
+        panel.axvline(0, color="black", linewidth=0.8)
+        panel.axvline(-100 * tolerance, color="black", linewidth=0.8, linestyle=":")
+        panel.set_yticks(
+            range(len(shown)), [f"{gain.board}, {gain.model}: {gain.part} ({gain.method})" for gain in shown]
+        )
+        panel.invert_yaxis()
+        panel.set_xlabel("time saved against the default, % (dotted: tolerance)")

@@ -6,8 +6,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from magnitude.picture import picture
 from magnitude.policy.learned import Entry
-from magnitude.simulate.plot import can_plot, save
 from magnitude.tuning.sweep import Compared
 
 # Errors shown: 95 % of a normal distribution.
@@ -16,32 +16,17 @@ CHOSEN, OTHER = "#0072b2", "#999999"  # told apart by colour-blind readers too (
 
 
 def plot(title: str, compared: Sequence[Compared], entries: Sequence[Entry], target: Path) -> None:
-    """A panel for each situation; below 1 is faster. Raises `ConfigError` where the file cannot be written, and
-    without matplotlib."""
-    can_plot(target)
-    import matplotlib
-
-    matplotlib.use("agg")
-    matplotlib.rcParams["svg.hashsalt"] = "magnitude"
-    from matplotlib import pyplot
-
+    """A panel for each situation; below 1 is faster. Raises `ConfigError` as `picture.picture`."""
     height = 1.2 + sum(0.8 + 0.3 * len(_rows(compared, entry)) for entry in entries)
-    figure, panels = pyplot.subplots(
-        max(1, len(entries)),
-        1,
-        figsize=(9, height),
-        squeeze=False,
-        height_ratios=[1 + len(_rows(compared, entry)) for entry in entries] or [1],
-    )
-    for (panel,), entry in zip(panels, entries, strict=False):
-        _panel(panel, entry, _rows(compared, entry))
-    panels[-1][0].set_xlabel("time by that of the model's own session (less is faster)")
-    figure.suptitle(title)
-    figure.tight_layout()
-    try:
-        save(figure, target)
-    finally:
-        pyplot.close(figure)
+    ratios = [1 + len(_rows(compared, entry)) for entry in entries] or [1]
+    with picture(target, max(1, len(entries)), figsize=(9, height), squeeze=False, height_ratios=ratios) as (
+        figure,
+        panels,
+    ):
+        for (panel,), entry in zip(panels, entries, strict=False):
+            _panel(panel, entry, _rows(compared, entry))
+        panels[-1][0].set_xlabel("time by that of the model's own session (less is faster)")
+        figure.suptitle(title)
 
 
 def _rows(compared: Sequence[Compared], entry: Entry) -> list[Compared]:

@@ -2,8 +2,8 @@
 
 The serving graph multiplies stacked matrices (q, k and v; gate and up) in one product each. Rows of a stacked matrix
 lie one after the other, codes as well as scales, so that a graph with separate products names parts of the same bytes
-as its weights: a plan costs its nodes on the disk, and no weights. Which is faster depends on the core, on the number
-of rows and on the threads, so it is found out on the board.
+as its weights: a plan costs its nodes on the disk, and no weights. Whether one is faster may differ by core, rows and
+threads, so it is found out on the board.
 
 What is added to a product for minima and wide channels stays one product: its weights lie the other way round, and
 so each element of the result is computed from the same numbers in the same order as in the serving graph.

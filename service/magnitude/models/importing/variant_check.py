@@ -11,7 +11,7 @@ import msgspec
 
 from magnitude.errors import ImportFailed
 from magnitude.models.description import DecoderShape, EncoderShape, ModelDescription
-from magnitude.models.golden import Agreement, GoldenVector, agreement, cosine, log_softmax, merged
+from magnitude.models.golden import Agreement, GoldenVector, agreement, log_softmax, merged
 from magnitude.models.importing.golden_texts import golden_ids
 from magnitude.models.importing.graph_runner import DecoderRunner, EncoderRunner
 from magnitude.models.importing.verify_decoder import Texts, clear_prompts
@@ -24,6 +24,7 @@ from magnitude.models.parent_golden import (
     compare_prompts,
     compare_vectors,
     parent_prompt,
+    vectors_beside,
     write_parent_golden,
 )
 from magnitude.models.tokenizers.parts import TokenizerParts
@@ -152,10 +153,8 @@ def _encoder_beside(
     assert parent.encoder is not None
     mine = EncoderRunner(graph, shape)
     theirs = EncoderRunner(Path(parent.folder) / parent.graph_file, parent.encoder)
-    lowest = []
-    for ids in (ids[: parent.encoder.max_tokens] for ids in texts):
-        expected, got = theirs.vector(ids), mine.vector(ids)
-        lowest.append(cosine(expected, got) if len(expected) > 1 else 1.0 - float(abs(got[0] - expected[0])))
+    longest = parent.encoder.max_tokens
+    whole = vectors_beside((theirs.vector(ids[:longest]), mine.vector(ids[:longest])) for ids in texts)
     shorts = [ids[:GOLDEN_TOKENS] for ids in texts]
     golden = ParentGolden(
         version=PARENT_GOLDEN_VERSION,
@@ -164,7 +163,7 @@ def _encoder_beside(
     )
     write_parent_golden(graph.parent, golden)
     figures = [
-        ("over the golden texts", sum(map(len, texts)), Nearness(cosine=min(lowest))),
+        ("over the golden texts", sum(map(len, texts)), whole),
         ("over the beginnings that a board runs", sum(map(len, shorts)), compare_vectors(golden, mine.vector)),
     ]
     return _standing(parent, tolerance, figures)
