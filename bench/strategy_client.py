@@ -18,6 +18,8 @@ ROUTE = "/v1/magnitude/strategy"
 # time; a loop is there once its model is loaded and has passed its golden set.
 PATIENCE_S = 120.0
 POLL_S = 0.1
+# How much of the processor it has is looked at every two seconds.
+SEEN_S = 10.0
 
 
 class StrategyClient:
@@ -36,8 +38,16 @@ class StrategyClient:
         self._post(hold=MOST_HOLD_S if on else 0.0)
 
     def pin(self, model: str, **parts: Any) -> None:
-        """Fix `decode` and `prefill` (threads) and `chunk`."""
-        self._post(model=model, pin=parts)
+        """Fix `decode` and `prefill` (threads) and `chunk`, as soon as the service sees the processor that this
+        needs. Raises `ServiceFailed`."""
+        deadline = time.monotonic() + SEEN_S
+        while True:
+            try:
+                return self._post(model=model, pin=parts)
+            except ServiceFailed:
+                if time.monotonic() > deadline:
+                    raise
+            time.sleep(POLL_S)
 
     def wait_for_loop(self, model: str) -> None:
         """Until it has one that chooses. Raises `ServiceFailed`."""
