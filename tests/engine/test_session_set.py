@@ -96,6 +96,17 @@ def test_another_trial_starts_the_count_anew():
     assert [sessions.take("decode") for _ in range(3)] == [None, None, FOUR]
 
 
+def test_a_trial_that_pauses_after_each_run_counts_on():
+    sessions = set_of(FOUR)
+    taken = []
+    for _ in range(6):
+        sessions.use(use(trial=TrialRuns(phase="prefill", session=FOUR, every=3)))
+        taken.append(sessions.take("prefill"))
+        sessions.use(use())
+        assert sessions.take("prefill") is None
+    assert taken == [None, None, FOUR, None, None, FOUR]
+
+
 def test_bytes_are_those_of_all_further_sessions():
     assert set_of(ONE, FOUR).added_bytes == 200
     assert set_of().added_bytes == 0

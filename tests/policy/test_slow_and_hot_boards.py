@@ -7,6 +7,8 @@ import math
 from msgspec.structs import replace
 from policy_world import World, facts, fresh, two_cores
 
+from magnitude.engine.session_messages import RunPhase, TrialRuns, UseSessions
+from magnitude.engine.session_set import RunChoice
 from magnitude.engine.session_spec import SessionSpec
 from magnitude.policy.contest import EVEN_FOR, LOST_FOR, MOST_PATIENCE, Contest
 from magnitude.policy.duel import CLEAR_SAMPLES, Duel
@@ -78,6 +80,36 @@ def test_pieces_that_take_seconds_are_compared_in_turn_and_not_for_hours() -> No
     trials = [effect.trial for effect in world.effects if isinstance(effect, Use) and effect.trial is not None]
     assert 2 in {trial.every for trial in trials}
     assert world.optimizer.strategy.prefill == ONE
+
+
+def test_prompts_that_come_one_at_a_time_are_compared_under_load() -> None:
+    world = World(fresh(model=facts(threads=1)), two_cores, noise=0.05)
+    world.start()
+    engine = RunChoice()
+
+    def in_force() -> None:
+        assert world.use is not None
+        strategy, trial = world.use.strategy, world.use.trial
+        tried = None
+        if trial is not None:
+            phase: RunPhase = "decode" if trial.part == "decode" else "prefill"
+            tried = TrialRuns(phase=phase, session=trial.session, every=trial.every)
+        engine.use(
+            UseSessions(request_id=0, model="small", decode=strategy.decode, prefill=strategy.prefill, trial=tried)
+        )
+
+    for _ in range(200):
+        world.tell(LoadSeen(entering=1))
+        in_force()
+        session = engine.take("prefill")
+        assert session is not None
+        run_s = two_cores("prefill", session, 1, 33, 2) * world._noisy(1.0)
+        world._pass(run_s)
+        world.tell(RunsSeen("prefill", session, 1, 33, 1, run_s, 128))
+        world.decode(1.0)
+        world.rest(1.5)  # too short for probes
+    assert not [effect for effect in world.effects if isinstance(effect, Probe)]
+    assert world.optimizer.strategy.prefill == TWO
 
 
 def test_a_probe_of_slow_pieces_takes_smaller_ones_so_that_a_request_does_not_wait() -> None:

@@ -24,19 +24,22 @@ class RunShape(msgspec.Struct, frozen=True, kw_only=True):
 class RunChoice:
     """Which session the next run of a phase is for; pure.
 
-    Of a trial's phase every `every`-th run is the trial's. Being told of the same trial again does not start the
-    count anew: the service says what is in force more often than it changes.
+    Of a trial's phase every `every`-th run is the trial's. Being told of the same session's trial again does not
+    start the count anew, also after a pause: the service says what is in force more often than it changes, and a
+    trial of prompts pauses after each of them.
     """
 
     def __init__(self) -> None:
         self._in_force: dict[RunPhase, SessionSpec | None] = {"prefill": None, "decode": None}
         self._trial: TrialRuns | None = None
+        self._counted: tuple[RunPhase, SessionSpec | None] | None = None
         self._since_trial = 0
 
     def use(self, message: UseSessions) -> None:
         self._in_force = {"prefill": message.prefill, "decode": message.decode}
-        if message.trial != self._trial:
-            self._trial, self._since_trial = message.trial, 0
+        self._trial = message.trial
+        if self._trial is not None and self._counted != (counted := (self._trial.phase, self._trial.session)):
+            self._counted, self._since_trial = counted, 0
 
     def in_force(self, phase: RunPhase) -> SessionSpec | None:
         """For the runs of the phase that are nobody's trial."""

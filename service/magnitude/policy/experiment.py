@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import Literal
+from typing import Literal, NamedTuple
 
 from msgspec.structs import replace
 
@@ -25,17 +25,31 @@ DECODE_ROUNDS, PIECE_ROUNDS = 10, 5
 # A request that comes waits for the run that is being probed: a piece is made smaller until it takes no longer than
 # this, or has as few tokens as a piece beside answers.
 PROBE_RUN_S, LEAST_PIECE = 0.5, 32
-# Times of both sides from reports further apart than this are not of the same moment: two reports' distance. Where a
-# run itself takes seconds (a piece of a prompt on a small board), so many runs' time: prompts do not follow one
-# another at once.
-PAIR_S, PAIR_RUNS = 1.2, 10.0
-# A report holds one run or two where runs take longer than this: then both sides take turns, since every pair costs
-# a run of either side anyway, and a comparison would take hours.
-SLOW_RUN_S = 0.4
+# A report holds so few runs where each takes long (a piece of a prompt on a small board) or where they come one at a
+# time (the prompt of each request). Then both sides take turns, since every pair costs a run of either side anyway,
+# and by one of eight runs a comparison would take hours.
+FEW_RUNS = 2
+# Times of both sides from reports further apart than this are not of the same moment: two reports' distance. Where
+# runs are few the other side's last one is longer ago; what a clock or a neighbour does meanwhile meets one side as
+# often as the other, since they take turns. Of runs that take seconds so many runs' time.
+PAIR_S, FEW_PAIR_S, PAIR_RUNS = 1.2, 10.0, 10.0
 # A comparison that has not come to an end by then (its situation does not come back) makes room for others.
 GIVE_UP_S = 1800.0
 # What trials may have cost before anything has been computed that they could be a share of.
 LOSS_ALLOWED_S = 0.5
+
+
+class _Reported(NamedTuple):
+    """Runs of one side, what they cost a unit of work, and when that was told."""
+
+    runs: RunsSeen
+    cost_s: float
+    at_s: float
+
+    @property
+    def pairs_for_s(self) -> float:
+        few = self.runs.runs <= FEW_RUNS
+        return max(FEW_PAIR_S if few else PAIR_S, PAIR_RUNS * self.runs.total_s / self.runs.runs)
 
 
 class Experiment:
@@ -48,8 +62,7 @@ class Experiment:
         self.first_sample_s: float | None = None
         self.probe: Probe | None = None  # under way
         self.duel = Duel(contest.chosen, challenger, window=rules.window, least_gain=rules.least_gain)
-        # Cost, moment and seconds of the last report, and of a run of it.
-        self._seen: dict[Choice, tuple[float, float, float, float]] = {}
+        self._seen: dict[Choice, _Reported] = {}  # the last report of each
 
     @property
     def live(self) -> bool:
@@ -87,7 +100,7 @@ class Experiment:
         session, seen = duel.challenger.session, self._seen.get(duel.incumbent)
         if session is None:
             return None
-        return Trial(self.contest.part, session, 2 if seen is not None and seen[3] > SLOW_RUN_S else every)
+        return Trial(self.contest.part, session, 2 if seen is not None and seen.runs.runs <= FEW_RUNS else every)
 
     def probed(self, done: ProbeDone, now_s: float) -> None:
         self.probe = None
@@ -101,15 +114,14 @@ class Experiment:
         duel = self.duel
         if choice not in (duel.incumbent, duel.challenger):
             return 0.0
-        self._seen[choice] = (cost_s, now_s, runs.total_s, runs.total_s / runs.runs)
+        self._seen[choice] = _Reported(runs, cost_s, now_s)
         incumbent, challenger = self._seen.get(duel.incumbent), self._seen.get(duel.challenger)
         if incumbent is None or challenger is None:
             return 0.0
-        if abs(incumbent[1] - challenger[1]) > max(PAIR_S, PAIR_RUNS * max(incumbent[3], challenger[3])):
+        if abs(incumbent.at_s - challenger.at_s) > max(incumbent.pairs_for_s, challenger.pairs_for_s):
             return 0.0
-        incumbent_s, (challenger_s, _, spent_s, _) = incumbent[0], challenger
-        lost_s = spent_s * max(0.0, 1.0 - incumbent_s / challenger_s)
-        self._pair(incumbent_s, challenger_s, now_s)
+        lost_s = challenger.runs.total_s * max(0.0, 1.0 - incumbent.cost_s / challenger.cost_s)
+        self._pair(incumbent.cost_s, challenger.cost_s, now_s)
         # Each report counts once: the rarer side sets the number of pairs.
         del self._seen[duel.challenger]
         return lost_s
