@@ -9,6 +9,7 @@ import socket
 from collections import Counter, deque
 from collections.abc import Callable, Iterable
 from http.client import HTTPException
+from typing import Any
 
 import msgspec
 
@@ -21,7 +22,11 @@ ANSWER_TIMEOUT_S = 20.0
 # The service under assault cuts off unfinished requests after this, so that each costs the run little time. No half
 # of the connection is shut down instead: asyncio takes that for a client that is gone, and would hide the answer.
 CLIENT_TIMEOUT_S = 1.5
-SERVICE_SETTINGS = {"server": {"client_timeout_s": CLIENT_TIMEOUT_S}}
+# Memory is to stay flat: a further session that the strategy loop tries maps its packed weights, which is no leak.
+SERVICE_SETTINGS: dict[str, dict[str, Any]] = {
+    "server": {"client_timeout_s": CLIENT_TIMEOUT_S},
+    "policy": {"explore": "off", "profile_every": 0},
+}
 # Connections that are kept open half-sent; fewer than the service's limit of connections.
 HELD_CONNECTIONS = 16
 VALID_EVERY = 20
