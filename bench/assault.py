@@ -22,7 +22,8 @@ ANSWER_TIMEOUT_S = 20.0
 # The service under assault cuts off unfinished requests after this, so that each costs the run little time. No half
 # of the connection is shut down instead: asyncio takes that for a client that is gone, and would hide the answer.
 CLIENT_TIMEOUT_S = 1.5
-# Memory is to stay flat: a further session that the strategy loop tries maps its packed weights, which is no leak.
+# Memory is to stay flat: further sessions that are tried, and twins that are profiled, map packed weights, which are
+# no leak.
 SERVICE_SETTINGS: dict[str, dict[str, Any]] = {
     "server": {"client_timeout_s": CLIENT_TIMEOUT_S},
     "policy": {"explore": "off", "profile_every": 0},

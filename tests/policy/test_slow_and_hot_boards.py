@@ -106,6 +106,8 @@ def test_prompts_that_come_one_at_a_time_are_compared_under_load() -> None:
         run_s = two_cores("prefill", session, 1, 33, 2) * world._noisy(1.0)
         world._pass(run_s)
         world.tell(RunsSeen("prefill", session, 1, 33, 1, run_s, 128))
+        world.tell(LoadSeen(decoding=1))
+        in_force()  # no prompt: the trial pauses
         world.decode(1.0)
         world.rest(1.5)  # too short for probes
     assert not [effect for effect in world.effects if isinstance(effect, Probe)]
@@ -161,6 +163,20 @@ def test_what_is_hopeless_with_few_tokens_is_not_measured_with_many() -> None:
         world.rest(30.0)
     tried = [one.key for one in world.kinds("trial") if one.part == "prefill" and "1 thread" in one.to_id]
     assert len(tried) == 1
+
+
+def test_where_half_of_the_threads_are_clearly_too_few_a_quarter_is_not_tried() -> None:
+    def computes(part: Part, session: SessionSpec, rows: int, tokens: int, cores: int) -> float:
+        return 0.02 * tokens / session.threads if part != "decode" else 0.1
+
+    world = World(fresh(model=facts(threads=4)), computes, noise=0.02, board=BoardSeen(cores=(0, 1, 2, 3), usable=4))
+    world.start()
+    for _ in range(60):
+        world.prefill(30.0)
+        world.rest(30.0)
+    tried = [one.to_id.split(",")[0] for one in world.kinds("trial") if one.part == "prefill"]
+    assert "2 threads" in tried
+    assert "1 thread" not in tried
 
 
 def test_probes_take_no_more_than_what_they_are_about_takes_itself() -> None:

@@ -7,6 +7,7 @@ import math
 import msgspec
 
 from magnitude.policy.ageing import AgedAverage, AgedMean, AgedQuantiles, MeanState
+from magnitude.policy.duel import HOPELESS
 from magnitude.policy.learned import Choice, Entry, Evidence, Origin
 from magnitude.policy.rules import Rules
 from magnitude.policy.situation import Part, clockless
@@ -125,6 +126,11 @@ class Contest:
     def may_try(self, choice: Choice, now_s: float) -> bool:
         dismissal = self.dismissed.get(choice)
         return choice != self.chosen and (dismissal is None or now_s >= dismissal.until_s)
+
+    def lost_clearly(self, choice: Choice, now_s: float) -> bool:
+        """Whether it has lost by so much that it need not be tried under conditions like these either."""
+        dismissal = self.dismissed.get(choice)
+        return dismissal is not None and now_s < dismissal.until_s and dismissal.ratio > HOPELESS
 
     @property
     def settled_s(self) -> float:

@@ -26,9 +26,9 @@ SAME_SPEED = 0.01
 # What loses this clearly is given up early. With so few samples one of thirty equal choices is given up as well
 # (3,000 simulated), and tried again when its time has come.
 LEAST_SAMPLES = 8
-# What surely takes so many times as long is hopeless, with other rows or tokens too, and is given up after so few
-# samples: of prompts each one is a request that waited longer for its first token. Not one of 20,000 simulated
-# comparisons of equal choices whose times scatter by 17 % ended so.
+# What surely takes so many times as long is hopeless, with other rows or tokens and with still fewer threads too, and
+# is given up after so few samples: of prompts each one is a request that waited longer for its first token. Of 20,000
+# simulated comparisons of equal choices whose times scatter by 17 % not one ended so.
 HOPELESS, HOPELESS_SAMPLES = 1.5, 4
 # What wins by at least so much need not be measured to the percent: it is used after so many samples, which is the
 # least window that the configuration allows. On a board where a pair takes half a minute that is minutes, not an

@@ -30,8 +30,9 @@ PROBE_RUN_S, LEAST_PIECE = 0.5, 32
 # and by one of eight runs a comparison would take hours.
 FEW_RUNS = 2
 # Times of both sides from reports further apart than this are not of the same moment: two reports' distance. Where
-# runs are few the other side's last one is longer ago; what a clock or a neighbour does meanwhile meets one side as
-# often as the other, since they take turns. Of runs that take seconds so many runs' time.
+# runs are few the other side's last one is longer ago, and a neighbour that comes in between meets one side as often
+# as the other; ten seconds are assumed to be enough for a client that asks again once it has its answer. Of runs that
+# take seconds so many runs' time.
 PAIR_S, FEW_PAIR_S, PAIR_RUNS = 1.2, 10.0, 10.0
 # A comparison that has not come to an end by then (its situation does not come back) makes room for others.
 GIVE_UP_S = 1800.0

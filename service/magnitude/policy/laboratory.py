@@ -7,7 +7,6 @@ from collections.abc import Callable, Collection, Mapping
 
 from magnitude.engine.session_spec import SessionSpec
 from magnitude.policy.contest import Contest
-from magnitude.policy.duel import HOPELESS
 from magnitude.policy.experiment import GIVE_UP_S, Experiment, LossBudget, most_used
 from magnitude.policy.learned import Choice
 from magnitude.policy.moment import Moment
@@ -224,14 +223,16 @@ class Laboratory:
         return sum(each.probed.weight(now_s) for each in alike) <= PROBED_ALLOWED_S + share * busy_s
 
     def _hopeless(self, contest: Contest, challenger: Choice, now_s: float) -> bool:
-        """Whether it has lost so clearly against the same choice, with other rows or tokens, that it cannot win
-        here."""
+        """Whether it cannot win here: it has lost clearly against the same choice with other rows or tokens, or more
+        threads than it has were clearly too few here."""
         for near in wider(contest.key):
             other = self._table.get(contest.part, near)
-            lost = other.dismissed.get(challenger) if other is not None and other.chosen == contest.chosen else None
-            if lost is not None and now_s < lost.until_s and lost.ratio > HOPELESS:
+            if other is not None and other.chosen == contest.chosen and other.lost_clearly(challenger, now_s):
                 return True
-        return False
+        return any(
+            contest.lost_clearly(lost, now_s) and _between(challenger, lost, contest.chosen)
+            for lost in contest.dismissed
+        )
 
     def _at_other_clocks(self, contest: Contest) -> list[Contest]:
         return [other for other in self._table if other is not contest and _alike(other, contest)]
@@ -280,6 +281,15 @@ def _quick(contest: Contest, challenger: Choice, now_s: float) -> bool:
     """Whether a whole piece can be probed without keeping a request waiting."""
     costs = contest.costs.get(contest.chosen)
     return costs is not None and costs.cost_s(now_s) * challenger.chunk <= LONGEST_PIECE_S
+
+
+def _between(fewer: Choice, some: Choice, most: Choice) -> bool:
+    """Whether they differ in threads only, and stand in this order."""
+    if fewer.session is None or some.session is None or most.session is None:
+        return False
+    graphs = {fewer.session.graph_file, some.session.graph_file, most.session.graph_file}
+    alike = len(graphs) == 1 and fewer.chunk == some.chunk == most.chunk
+    return alike and fewer.session.threads < some.session.threads < most.session.threads
 
 
 def _alike(one: Contest, other: Contest) -> bool:
