@@ -82,36 +82,59 @@ def test_pieces_that_take_seconds_are_compared_in_turn_and_not_for_hours() -> No
     assert world.optimizer.strategy.prefill == ONE
 
 
-def test_prompts_that_come_one_at_a_time_are_compared_under_load() -> None:
-    world = World(fresh(model=facts(threads=1)), two_cores, noise=0.05)
-    world.start()
-    engine = RunChoice()
+class OnePromptAtATime:
+    """A client that asks again `rest_s` after it has its answer; the engine is told of each change."""
 
-    def in_force() -> None:
-        assert world.use is not None
-        strategy, trial = world.use.strategy, world.use.trial
+    def __init__(self, rest_s: float) -> None:
+        self.world = World(fresh(model=facts(threads=1)), two_cores, noise=0.05)
+        self.world.start()
+        self.prompts: list[SessionSpec | None] = []  # by which session each was computed
+        self._rest_s = rest_s
+        self._engine = RunChoice()
+
+    def ask(self, times: int) -> None:
+        world = self.world
+        for _ in range(times):
+            world.tell(LoadSeen(entering=1))
+            self._tell_engine()
+            session = self._engine.take("prefill")
+            assert session is not None
+            self.prompts.append(session)
+            run_s = two_cores("prefill", session, 1, 33, 2) * world._noisy(1.0)
+            world._pass(run_s)
+            world.tell(RunsSeen("prefill", session, 1, 33, 1, run_s, 128))
+            world.tell(LoadSeen(decoding=1))
+            self._tell_engine()  # no prompt: a trial of prompts pauses
+            world.decode(1.0)
+            world.rest(self._rest_s)
+
+    def _tell_engine(self) -> None:
+        assert self.world.use is not None
+        strategy, trial = self.world.use.strategy, self.world.use.trial
         tried = None
         if trial is not None:
             phase: RunPhase = "decode" if trial.part == "decode" else "prefill"
             tried = TrialRuns(phase=phase, session=trial.session, every=trial.every)
-        engine.use(
+        self._engine.use(
             UseSessions(request_id=0, model="small", decode=strategy.decode, prefill=strategy.prefill, trial=tried)
         )
 
-    for _ in range(200):
-        world.tell(LoadSeen(entering=1))
-        in_force()
-        session = engine.take("prefill")
-        assert session is not None
-        run_s = two_cores("prefill", session, 1, 33, 2) * world._noisy(1.0)
-        world._pass(run_s)
-        world.tell(RunsSeen("prefill", session, 1, 33, 1, run_s, 128))
-        world.tell(LoadSeen(decoding=1))
-        in_force()  # no prompt: the trial pauses
-        world.decode(1.0)
-        world.rest(1.5)  # too short for probes
-    assert not [effect for effect in world.effects if isinstance(effect, Probe)]
-    assert world.optimizer.strategy.prefill == TWO
+
+def test_prompts_that_come_one_at_a_time_are_compared_under_load() -> None:
+    client = OnePromptAtATime(rest_s=1.5)  # too short for probes
+    client.ask(200)
+    assert not [effect for effect in client.world.effects if isinstance(effect, Probe)]
+    assert client.world.optimizer.strategy.prefill == TWO
+
+
+def test_prompts_too_far_apart_to_be_compared_are_not_computed_by_a_challenger() -> None:
+    client = OnePromptAtATime(rest_s=0.0)
+    client.world.optimizer.pin({"decode": _choice(ONE)})
+    for _ in range(60):
+        client.ask(1)
+        client.world.decode(30.0)  # another client's answer: no rest, and no probes
+    assert [one.to_id for one in client.world.kinds("trial") if one.part == "prefill"]
+    assert set(client.prompts) == {ONE}
 
 
 def test_a_probe_of_slow_pieces_takes_smaller_ones_so_that_a_request_does_not_wait() -> None:

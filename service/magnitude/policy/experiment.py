@@ -96,12 +96,13 @@ class Experiment:
             rounds=DECODE_ROUNDS if contest.part == "decode" else PIECE_ROUNDS,
         )
 
-    def trial(self, every: int) -> Trial | None:
-        duel = self.duel
-        session, seen = duel.challenger.session, self._seen.get(duel.incumbent)
-        if session is None:
+    def trial(self, every: int, now_s: float) -> Trial | None:
+        """One of `every` runs for the challenger; None while nothing would be learned from it: the incumbent has not
+        run for so long that no pair would come of it."""
+        session, seen = self.duel.challenger.session, self._seen.get(self.duel.incumbent)
+        if session is None or seen is None or now_s - seen.at_s > seen.pairs_for_s:
             return None
-        return Trial(self.contest.part, session, 2 if seen is not None and seen.runs.runs <= FEW_RUNS else every)
+        return Trial(self.contest.part, session, 2 if seen.runs.runs <= FEW_RUNS else every)
 
     def probed(self, done: ProbeDone, now_s: float) -> None:
         self.probe = None

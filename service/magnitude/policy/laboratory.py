@@ -134,7 +134,7 @@ class Laboratory:
             return None
         if duel.verdict() != "open" or (self.budget.spent and experiment.purpose == "try"):
             return None
-        return experiment.trial(rules.trial_every)
+        return experiment.trial(rules.trial_every, moment.now_s)
 
     def revert(self, contest: Contest, reason: str, now_s: float) -> Effect:
         """Take the contest's last switch back."""
