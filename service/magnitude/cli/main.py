@@ -32,6 +32,7 @@ ORDER = (
     "list",
     "show",
     "import",
+    "rollback",
     "rm",
     "budget",
     "tune",
