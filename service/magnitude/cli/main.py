@@ -40,6 +40,7 @@ ORDER = (
     "attribute",
     "simulate",
     "doctor",
+    "update",
     "records",
     "timeline",
     "failures",

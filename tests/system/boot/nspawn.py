@@ -161,6 +161,11 @@ class Container:
         transport = httpx.HTTPTransport(uds=str(self.path(socket)))
         return httpx.Client(transport=transport, base_url="http://localhost", timeout=timeout_s)
 
+    def wait_reboot(self, within_s: float) -> None:
+        """Wait until the system has gone down by itself and has come up again; its files are as it left them."""
+        before = self.leader
+        until(lambda: self._booted() and self.leader != before, within_s=within_s, what="the container reboots")
+
     def close(self) -> None:
         """Power off, wait for the end, and leave nothing behind."""
         if self in _running:
