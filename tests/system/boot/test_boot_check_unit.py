@@ -56,7 +56,7 @@ def board(boot: Callable[..., Board], root: Path) -> Board:
         "/usr/local/bin/rauc": PROGRAM.format(python="/usr/bin/python3", state=LOADER, log=f"{DATA}/asked"),
         "/usr/local/bin/boot-loader": START,
         LOADER: json.dumps(state),
-        f"/etc/systemd/system/{CHECK}.d/90-test.conf": UNIT.format(within="30s"),
+        f"/etc/systemd/system/{CHECK}.d/90-test.conf": UNIT.format(within="60s"),
     }
     board = boot(root, files=files)
     board.run("chmod", "+x", "/usr/local/bin/rauc", "/usr/local/bin/boot-loader")
@@ -99,7 +99,7 @@ def test_an_update_that_cannot_serve_is_taken_back_by_itself(board: Board) -> No
     assert leader != board.leader
     # The check fails in slot B, and reboots the system by itself.
     board.wait_reboot(REBOOT_S)
-    board.write(f"/etc/systemd/system/{CHECK}.d/90-test.conf", UNIT.format(within="30s"))
+    board.write(f"/etc/systemd/system/{CHECK}.d/90-test.conf", UNIT.format(within="60s"))
     board.run("systemctl", "daemon-reload")
     board.run("systemctl", "reset-failed", check=False)
     board.wait_ready()
