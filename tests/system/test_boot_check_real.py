@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import shutil
 import time
 from collections.abc import Callable, Iterator
@@ -34,7 +35,7 @@ def client(service: RunningService) -> Iterator[ServiceClient]:
 def test_chat_model_and_embedder_answer_as_at_import(client: ServiceClient, magnitude_home: Path) -> None:
     models = usable_models(magnitude_home / "models")
     proofs = prove(client, models.get)
-    assert [(proof.model, proof.compared) for proof in proofs] == [(CHAT, GOLDEN_TEXTS), (EMBEDDER, GOLDEN_TEXTS)]
+    assert [(proof.model, proof.compared) for proof in proofs] == [(CHAT, GOLDEN_TEXTS), (EMBEDDER, 0)]
 
 
 def test_a_real_service_passes(service: RunningService, magnitude_home: Path) -> None:
@@ -51,14 +52,15 @@ def test_a_real_service_passes(service: RunningService, magnitude_home: Path) ->
 
 def known_as(folder: Path, change: Callable[[ModelDescription], None]) -> Callable[[str], ModelDescription | None]:
     """What a check knows of the model whose copy lies in `folder` once `change` has been made there."""
-    change(open_folder(folder))
-    return lambda name: open_folder(folder) if name == folder.name else None
+    model = open_folder(folder)
+    change(model)
+    return lambda name: model if name == model.name else None
 
 
 def golden_only(model: Path, place: Path) -> Path:
-    """A copy that links everything but the golden set."""
+    """A copy of the model with a golden set of its own; the other files are the same ones."""
     copy = place / model.name
-    shutil.copytree(model, copy, symlinks=True, copy_function=lambda source, target: Path(target).symlink_to(source))
+    shutil.copytree(model, copy, symlinks=True, copy_function=os.link)
     (copy / "golden.json").unlink()
     shutil.copy(model / "golden.json", copy / "golden.json")
     return copy
@@ -74,7 +76,8 @@ def other_prompts(model: ModelDescription) -> None:
 def other_vectors(model: ModelDescription) -> None:
     golden = read_golden(Path(model.folder), model.model_hash)
     assert golden is not None
-    vectors = [GoldenVector(ids=one.ids, vector=one.vector[::-1]) for one in golden.vectors]
+    # Of a text that a client can send: those of the import are cut pieces.
+    vectors = [GoldenVector(ids=[101, 2054, 102], vector=[1.0, *[0.0] * (len(golden.vectors[0].vector) - 1)])]
     write_golden(Path(model.folder), msgspec.structs.replace(golden, vectors=vectors))
 
 

@@ -176,7 +176,9 @@ def _read(service: RunningService, clock: Callable[[], float]) -> Reading:
 
 
 def _proof_finding(proof: Proof) -> Finding:
-    how = f"{proof.compared} golden texts as at import" if proof.compared else "no golden set to compare with"
+    how = (
+        f"{proof.compared} golden texts as at import" if proof.compared else "no golden text that a client could send"
+    )
     return _finding("ok", f"{proof.model} has inferred", detail=f"{proof.words}; {how}")
 
 

@@ -119,7 +119,7 @@ def _embedder(service: Service, name: str, model: ModelDescription | None) -> Pr
         for item in golden.vectors[:GOLDEN_TEXTS]:
             body = unframed(item.ids, tokenizer)
             if body is None:
-                continue  # it has other special tokens than a client's text gets
+                continue  # it ends without the special tokens that a client's text gets, having been cut
             found = cosine(_embed(service, name, body), item.vector)
             if not found >= COSINE_TOLERANCE:
                 raise Wrong(
