@@ -16,6 +16,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from magnitude.board.boot import EARLIEST_S
 from magnitude.board.roots import HostRoots
 from magnitude.engine.kv_layout import KvLayout
 from magnitude.engine.slot_header import HEADER_BYTES, SlotHeader, SlotState, trusted_length, unpack_header
@@ -26,6 +27,8 @@ from magnitude.schedule.scope import Scope
 from magnitude.schedule.slot_files import SlotFiles, SlotNotSaved
 
 IDS = list(range(100, 140))
+DAY_S = 86400.0
+NOW_S = EARLIEST_S + 100 * DAY_S
 
 
 def layout_of(kv_type: KvType = "float32", *, max_len: int = 64, slots: int = 3) -> KvLayout:
@@ -240,7 +243,7 @@ def test_a_damaged_file_is_refused_and_removed(files: SlotFiles, memory: Memory,
     assert saved.saved_id in refused(files, memory, saved)
 
 
-@pytest.mark.parametrize("kind", DAMAGES)
+@pytest.mark.parametrize("kind", DAMAGES.keys() - {"newer format"})
 def test_a_damaged_file_is_removed_at_start_with_one_line(
     files: SlotFiles, memory: Memory, kind: str, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -252,6 +255,56 @@ def test_a_damaged_file_is_removed_at_start_with_one_line(
     (record,) = caplog.records
     assert bad.saved_id in record.getMessage()
     assert [path.name for path in files.folder.iterdir()] == [path_of(files, good).name]
+
+
+def of_another_version(files: SlotFiles, memory: Memory) -> Path:
+    """A file that another version of the program has saved."""
+    path = path_of(files, saved_one(files, memory, seed=5))
+    path.write_bytes(DAMAGES["newer format"](path.read_bytes()))
+    return path
+
+
+def test_a_file_of_another_version_waits_for_it(files: SlotFiles, memory: Memory) -> None:
+    path = of_another_version(files, memory)
+    content = path.read_bytes()
+    good = saved_one(files, memory, seed=2)
+    again = SlotFiles(files.folder, reserve_bytes=0)
+    assert again.scan() == [good]
+    saved_one(again, memory, seed=3)
+    assert path.read_bytes() == content
+
+
+def test_files_of_another_version_go_first_when_room_is_short(files: SlotFiles, memory: Memory) -> None:
+    path = of_another_version(files, memory)
+    good = saved_one(files, memory, seed=2)
+    full = SlotFiles(files.folder, reserve_bytes=1 << 60)
+    assert full.scan() == [good]
+    memory.fill(0, IDS)
+    with pytest.raises(SlotNotSaved):
+        full.save(memory.kv, 0, scope_of(memory.layout), IDS, "")
+    assert not path.exists()
+    assert path_of(files, good).exists()
+
+
+def test_deleting_everything_deletes_what_another_version_has_saved(files: SlotFiles, memory: Memory) -> None:
+    path = of_another_version(files, memory)
+    again = SlotFiles(files.folder, reserve_bytes=0)
+    again.scan()
+    again.delete_all("somebody")
+    assert path.exists()
+    again.delete_all(None)
+    assert not path.exists()
+
+
+@pytest.mark.parametrize(("written_s", "stays"), [(NOW_S - DAY_S, True), (NOW_S - 30 * DAY_S, False), (100.0, True)])
+def test_a_file_that_no_version_has_come_back_for_goes_in_the_end(
+    files: SlotFiles, memory: Memory, written_s: float, stays: bool
+) -> None:
+    """One from before the clock was set has no age."""
+    path = of_another_version(files, memory)
+    os.utime(path, (written_s, written_s))
+    SlotFiles(files.folder, reserve_bytes=0, wall_clock=lambda: NOW_S).scan()
+    assert path.exists() == stays
 
 
 @settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])

@@ -41,6 +41,13 @@ def test_units_are_enabled_as_systemctl_would(tmp_path: Path) -> None:
     assert not (tmp_path / "other/etc").exists()
 
 
+def test_an_image_checks_every_boot(tmp_path: Path) -> None:
+    install(tmp_path, "--systemd-version", "252", "--image")
+    assert (tmp_path / "etc/systemd/system/multi-user.target.wants/magnitude-boot-check.service").is_symlink()
+    install(tmp_path / "other", "--systemd-version", "252")
+    assert not (tmp_path / "other/etc/systemd/system/multi-user.target.wants/magnitude-boot-check.service").exists()
+
+
 def test_a_root_says_its_version_of_systemd_itself(tmp_path: Path) -> None:
     library = tmp_path / "usr/lib/aarch64-linux-gnu/systemd/libsystemd-shared-257.so"
     library.parent.mkdir(parents=True)

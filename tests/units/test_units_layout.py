@@ -40,8 +40,12 @@ def test_drop_ins_are_chosen_by_the_version_of_systemd(version: int, drop_ins: s
 def test_an_image_gets_everything_that_a_machine_gets_and_more() -> None:
     more = set(planned(257, image=True)) - set(planned(257))
     assert more == {
+        "magnitude/magnitude-boot-check-failed",
         "magnitude/magnitude-last-resort",
         "systemd/journald.conf.d/50-magnitude.conf",
+        "systemd/system.conf.d/50-magnitude-watchdog.conf",
+        "systemd/system-preset/90-magnitude-image.preset",
+        "systemd/system/magnitude-boot-check.service",
         "systemd/system/magnitude-last-resort-clear.service",
         "systemd/system/magnitude-last-resort-clear.timer",
         "systemd/system/magnitude.service.d/50-last-resort.conf",
@@ -67,7 +71,11 @@ def test_units_start_the_command_of_this_installation_and_its_helpers() -> None:
 
 def test_helpers_can_be_executed_and_nothing_else() -> None:
     executable = {path for path, file in planned(257, image=True).items() if file.mode & 0o111}
-    assert executable == {"magnitude/magnitude-grant-cpufreq", "magnitude/magnitude-last-resort"}
+    assert executable == {
+        "magnitude/magnitude-boot-check-failed",
+        "magnitude/magnitude-grant-cpufreq",
+        "magnitude/magnitude-last-resort",
+    }
 
 
 def test_an_installation_in_a_home_folder_is_visible_to_the_service() -> None:

@@ -79,6 +79,10 @@ def import_source(
         float | None,
         typer.Option("--min-cosine", min=-1.0, max=1.0, help="Of an encoder: least cosine of their vectors."),
     ] = None,
+    replace: Annotated[
+        bool,
+        typer.Option("--replace", help="Take the place of a model of that name; `magnitude rollback` puts it back."),
+    ] = False,
     folder: ModelsFolderOption = None,
     config: ConfigOption = None,
     as_json: JsonOption = False,
@@ -118,7 +122,7 @@ def import_source(
         made: AdapterDescription | ModelDescription
         if adapter_for is not None:
             tolerances = {"--max-kl": max_kl, "--min-top1": min_top1, "--min-cosine": min_cosine}
-            refuse_options(bits=bits, kv=kv, lora=lora, variant_of=variant_of, **tolerances)
+            refuse_options(bits=bits, kv=kv, lora=lora, variant_of=variant_of, replace=replace, **tolerances)
             made = import_adapter(source, open_folder(find(place, adapter_for)), name=name, progress=show)
         else:
             made = import_model(
@@ -129,6 +133,7 @@ def import_source(
                 lora=lora,
                 variant_of=None if variant_of is None else open_folder(find(place, variant_of)),
                 tolerance=stated_tolerance(max_kl, min_top1, min_cosine),
+                replace=replace,
                 models_folder=place,
                 progress=show,
             )
@@ -192,13 +197,16 @@ def stated_tolerance(max_kl: float | None, min_top1: float | None, min_cosine: f
     return Tolerance(top1_agreement=min_top1, kl_nats=max_kl, cosine=min_cosine, reason="stated at import")
 
 
-def refuse_options(*, bits: Bits | None, kv: Kv, lora: bool, variant_of: str | None, **others: float | None) -> None:
+def refuse_options(
+    *, bits: Bits | None, kv: Kv, lora: bool, variant_of: str | None, replace: bool, **others: float | None
+) -> None:
     """Raises `RequestError` for options that say how a model is built: an adapter takes its base as it is."""
     given = {
         "--bits": bits is not None,
         "--kv": kv is not Kv.float,
         "--lora": lora,
         "--variant-of": variant_of is not None,
+        "--replace": replace,
         **{option: value is not None for option, value in others.items()},
     }
     for option, is_given in given.items():

@@ -15,6 +15,8 @@ if TYPE_CHECKING:
 
 # Units that are made to start with the system, and the folder of links that does it.
 ENABLED = (("multi-user.target.wants", "magnitude.service"), ("sockets.target.wants", "magnitude.socket"))
+# The same for those that only an image has.
+IMAGE_ENABLED = (("multi-user.target.wants", "magnitude-boot-check.service"),)
 
 
 def register(app: typer.Typer) -> None:
@@ -75,9 +77,9 @@ def install_units(  # noqa: PLR0917
     if dry_run:
         return
     if here:
-        _activate(prefix, enable=enable)
+        _activate(prefix, enable=enable, image=image)
     elif enable:
-        _link(root, prefix)
+        _link(root, prefix, image=image)
     typer.echo("\nNext:")
     if here:
         typer.echo(f"  sudo systemctl {'restart' if host.is_active('magnitude.service') else 'start'} magnitude")
@@ -86,7 +88,7 @@ def install_units(  # noqa: PLR0917
     typer.echo("  systemctl status magnitude")
 
 
-def _activate(prefix: str, *, enable: bool) -> None:
+def _activate(prefix: str, *, enable: bool, image: bool) -> None:
     """Make the running system know the user, the folders, the rules and the units."""
     from magnitude.units import host
 
@@ -99,15 +101,19 @@ def _activate(prefix: str, *, enable: bool) -> None:
             ("systemctl", "daemon-reload"),
         ]
     if enable:
-        commands.append(("systemctl", "enable", *(unit for _, unit in ENABLED)))
+        commands.append(("systemctl", "enable", *(unit for _, unit in _enabled(image))))
     for command in commands:
         failure = host.run_quietly(command)
         typer.echo(f"ran        {' '.join(command)}" if failure is None else f"warning    {failure}")
 
 
-def _link(root: Path, prefix: str) -> None:
+def _enabled(image: bool) -> tuple[tuple[str, str], ...]:
+    return (*ENABLED, *IMAGE_ENABLED) if image else ENABLED
+
+
+def _link(root: Path, prefix: str, *, image: bool) -> None:
     """What `systemctl enable` does, for a tree whose systemd does not run."""
-    for folder, unit in ENABLED:
+    for folder, unit in _enabled(image):
         link = root / "etc/systemd/system" / folder / unit
         link.parent.mkdir(parents=True, exist_ok=True)
         link.unlink(missing_ok=True)
@@ -125,7 +131,7 @@ def _remove(root: Path, prefix: str, *, dry_run: bool) -> None:
         failure = host.run_quietly(("systemctl", "disable", *(("--now",) if host.is_booted() else ()), *units))
         typer.echo(f"stopped    {' '.join(units)}" if failure is None else f"warning    {failure}")
     if not dry_run:
-        for folder, unit in ENABLED:
+        for folder, unit in _enabled(image=True):
             (root / "etc/systemd/system" / folder / unit).unlink(missing_ok=True)
     try:
         removed = remove(root, prefix, dry_run=dry_run)

@@ -46,7 +46,8 @@ def remove(
         for other in others:
             if not take_away(place / other, other, yes=yes):
                 return  # what is left of them still needs the model
-    take_away(target, name, yes=yes)
+    if take_away(target, name, yes=yes) and SEPARATOR not in name:
+        drop_previous(target)
 
 
 def variants_in(place: Path, model: str) -> list[str]:
@@ -75,6 +76,18 @@ def take_away(target: Path, name: str, *, yes: bool) -> bool:
     shutil.rmtree(grave)
     typer.echo(f"removed {name} ({size(size_bytes)})")
     return True
+
+
+def drop_previous(target: Path) -> None:
+    """What the model had replaced goes with it."""
+    from magnitude.cli.numbers import size
+    from magnitude.models.previous import previous_of
+
+    previous = previous_of(target)
+    if previous.is_dir() and not previous.is_symlink():
+        size_bytes = sum(path.lstat().st_size for path in previous.rglob("*") if not path.is_dir())
+        shutil.rmtree(previous)
+        typer.echo(f"removed the earlier {target.name} ({size(size_bytes)})")
 
 
 def removable(place: Path, name: str) -> Path:

@@ -3,7 +3,8 @@
 SQLite in WAL mode: one transaction is one sequential write and one fsync, and after a crash or a power cut at any
 moment the file holds every transaction that was reported committed, and nothing of the others. A file that is broken,
 somebody else's or of a newer version is moved out of the way (`records.db.broken-1`, `records.db.schema-N-1`; two of
-a kind are kept) with one line in the log, and a new one is begun.
+a kind are kept) with one line in the log, and a new one is begun. A version that comes back takes its own up again
+(`record_return.py`).
 """
 
 from __future__ import annotations
@@ -11,7 +12,7 @@ from __future__ import annotations
 import logging
 import os
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import closing, contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -20,8 +21,9 @@ import msgspec
 from magnitude.board.boot import EARLIEST_S, Stamp
 from magnitude.board.storage import free_bytes
 from magnitude.errors import MagnitudeError
-from magnitude.feedback import record_table
+from magnitude.feedback import record_return, record_table
 from magnitude.feedback.decisions import DecisionRow
+from magnitude.feedback.record_return import COMPANIONS
 from magnitude.feedback.record_table import APPLICATION_ID, DATED, SCHEMA, STEPS
 from magnitude.feedback.records import TaskRow
 from magnitude.persist import set_aside, sync_folder
@@ -34,8 +36,6 @@ log = logging.getLogger(__name__)
 DAY_S = 86400.0
 # How much everybody does is not everybody's business. SQLite's own files get the mode of the database.
 MODE = 0o640
-# SQLite's own files beside the database.
-COMPANIONS = ("-wal", "-shm")
 # The log that precedes the database: so large at most, and cut to this after a checkpoint. It counts as ours, too.
 WAL_BYTES = 1 << 20
 # Beyond the limit so many of the oldest rows go at once: each time costs a transaction's worth of pages, one row at
@@ -80,7 +80,9 @@ class RecordFile:
         self._limits = limits
         with _storage_errors(path):
             path.parent.mkdir(parents=True, exist_ok=True)
+            record_return.change_places(path)
             self._connection = self._opened()
+            self._take_in_interim()
             status = path.stat()
             self._identity = (status.st_dev, status.st_ino)
 
@@ -169,6 +171,23 @@ class RecordFile:
                 connection.close()
                 raise
         raise AssertionError("the second try returns or raises")
+
+    def _take_in_interim(self) -> None:
+        """Add what an older version has recorded while this one was away."""
+        interim = record_return.interim_of(self.path)
+        if not interim.exists():
+            return
+        try:
+            with closing(_connect(interim)) as connection:
+                self._set_up(connection, fresh=False)
+            with _file_errors():
+                added = record_return.take_in(self._connection, interim)
+        except (FileBroken, _Newer) as why:
+            kept = set_aside(interim, as_name=self.path.name, companions=COMPANIONS)
+            log.warning("records are left out", extra={"fields": {"why": str(why), "kept_as": kept}})
+            return
+        record_return.forget(interim)
+        log.info("records of this version are taken up again", extra={"fields": {"rows_added": added}})
 
     def _put_away(self, why: str, label: str) -> None:
         kept = set_aside(self.path, label=label, companions=COMPANIONS)

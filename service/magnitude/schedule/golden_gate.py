@@ -14,6 +14,7 @@ from pathlib import Path
 import msgspec
 
 from magnitude.errors import MagnitudeError, ModelError
+from magnitude.models.previous import forget_previous
 from magnitude.persist import StateFile
 from magnitude.schedule.fresh_engine import FreshEngine
 from magnitude.schedule.plan import ModelPlan
@@ -61,6 +62,7 @@ class GoldenGate:
         """None when the model, loaded from `graph_file`, may serve; `golden_failed` when it computes nonsense."""
         key = verdict_key(plan.description.model_hash, graph_file, ort_version, cpu_features)
         if key in self._passed:
+            await asyncio.to_thread(forget_previous, plan.description)
             return None
         # NumPy costs the service 30 MB; a service whose models have all passed never loads it.
         from magnitude.schedule.golden_run import run_golden
@@ -86,6 +88,8 @@ class GoldenGate:
         self._passed = [*self._passed, key][-MAX_VERDICTS:]
         # In a thread: a card that is busy holds a sync up for seconds.
         await asyncio.to_thread(self._file.save, Verdicts(passed=self._passed))
+        # Not before: until now the model that it has replaced may be wanted back.
+        await asyncio.to_thread(forget_previous, plan.description)
         return None
 
 

@@ -45,6 +45,10 @@ class SavedSlotRefused(MagnitudeError):
     permanent = True
 
 
+class OtherFormat(SavedSlotRefused):
+    """It is of another version of the program, which may come back for it."""
+
+
 class SavedSlot(msgspec.Struct, frozen=True, kw_only=True):
     """A conversation on disk. Ages come from `boot_id` and `saved_at_s` (monotonic); wall time is for people, and
     `serial` grows with every file, so that their order is known without any clock."""
@@ -136,7 +140,7 @@ def read_head(file: Any, name: str, size_bytes: int) -> Head:
     if magic != MAGIC:
         raise SavedSlotRefused(f"{name} is no saved conversation")
     if version != FORMAT_VERSION:
-        raise SavedSlotRefused(f"{name} has format {version}, this version reads {FORMAT_VERSION}")
+        raise OtherFormat(f"{name} has format {version}, this version reads {FORMAT_VERSION}")
     if known_bytes > MAX_KNOWN_BYTES or not 0 < count <= MAX_IDS:
         raise SavedSlotRefused(f"{name} is broken: its lengths make no sense")
     ids_bytes = 4 * count

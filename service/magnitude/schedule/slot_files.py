@@ -6,6 +6,10 @@ by the service's user only, and is never believed without its checksum: a restor
 
 Storage that is read-only, full or worn costs the saving and nothing else: `off` says why, one line is logged when
 that begins and one when it ends.
+
+What another version of the program has saved waits for that version: a system that is taken back to the one before
+finds its conversations, and the newer one its own when it comes again. Such files are the first to go when room is
+short.
 """
 
 from __future__ import annotations
@@ -26,7 +30,7 @@ from typing import BinaryIO
 
 import msgspec
 
-from magnitude.board.boot import read_boot_id, same_boot
+from magnitude.board.boot import EARLIEST_S, read_boot_id, same_boot
 from magnitude.board.roots import HostRoots
 from magnitude.engine.slot_header import SlotState
 from magnitude.errors import MagnitudeError
@@ -34,6 +38,7 @@ from magnitude.schedule.kv_memory import KvMemory
 from magnitude.schedule.saved_slot import (
     DIGEST_BYTES,
     Head,
+    OtherFormat,
     SavedSlot,
     SavedSlotRefused,
     file_name,
@@ -47,6 +52,8 @@ from magnitude.schedule.scope import Scope
 
 # So much of the storage is left to others; below it `magnitude doctor` calls the storage full.
 RESERVE_BYTES = 64 * 1024 * 1024
+# So long a file of another version waits. An update that was taken back is tried again within days, or never.
+OTHERS_KEPT_S = 14 * 86400.0
 # Errors of the process, not of the file: it may be read another time.
 _PASSING = frozenset({errno.ENOMEM, errno.EFAULT, errno.EMFILE, errno.ENFILE, errno.EINTR})
 
@@ -89,11 +96,12 @@ class SlotFiles:
         self._serial = 0
         self._writing: dict[str, Scope] = {}  # files being written
         self._unwanted: set[str] = set()  # of those, what was deleted meanwhile
+        self._others: set[str] = set()  # names of files of another version
 
     def scan(self) -> list[SavedSlot]:
-        """Look through the folder at start. Never raises: files that are torn, broken, outdated or links are removed
-        with one line in the log each, half-written ones of a killed service as well, and files of others are left
-        alone. Reads the heads only."""
+        """Look through the folder at start. Never raises: files that are torn, broken or links are removed with one
+        line in the log each, half-written ones of a killed service as well; files of others and of other versions
+        are left alone. Reads the heads only."""
         found: dict[str, SavedSlot] = {}
         try:
             with self._open_folder() as folder:
@@ -222,6 +230,12 @@ class SlotFiles:
         with self._lock:
             gone = [key for key, saved in self._saved.items() if _concerns(saved.scope, owner, model)]
             self._unwanted |= {key for key, scope in self._writing.items() if _concerns(scope, owner, model)}
+            # Whose those are is not known here, so they go with everybody's.
+            others, self._others = (self._others, set()) if owner is None and model is None else (set(), self._others)
+        if others:
+            with contextlib.suppress(OSError), self._open_folder(make=False) as folder:
+                for name in others:
+                    _unlink(folder, name)
         return sum(self.delete(saved_id) for saved_id in gone)
 
     @contextlib.contextmanager
@@ -245,15 +259,41 @@ class SlotFiles:
         try:
             with _open_file(folder, name) as file:
                 return read_head(file, name, os.fstat(file.fileno()).st_size).saved
+        except OtherFormat as error:
+            self._wait_for_its_version(folder, name, error)
+            return None
         except (OSError, SavedSlotRefused) as error:
             if not _passing(error):
                 self._remove(folder, name, error)
             return None
 
+    def _wait_for_its_version(self, folder: int, name: str, why: OtherFormat) -> None:
+        written_s = os.stat(name, dir_fd=folder, follow_symlinks=False).st_mtime
+        # A stamp from before the clock was set says nothing.
+        if written_s >= EARLIEST_S and self._wall_clock() - written_s > OTHERS_KEPT_S:
+            self._remove(folder, name, why)
+            return
+        with self._lock:
+            self._others.add(name)
+        _log.info("the saved conversation %s waits for its version", name, extra={"fields": {"why": why.message}})
+
+    def _make_room(self, folder: int, size_bytes: int) -> None:
+        """Raises `OSError` when there is no room for so much, also without the files of other versions."""
+        with self._lock:
+            others = sorted(self._others)
+        while True:
+            space = os.fstatvfs(folder)
+            if space.f_bavail * space.f_frsize >= size_bytes + self._reserve_bytes:
+                return
+            if not others:
+                raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(self.folder))
+            name = others.pop()
+            _unlink(folder, name)
+            with self._lock:
+                self._others.discard(name)
+
     def _write(self, folder: int, saved: SavedSlot, head: bytes, kv: KvMemory, slot: int) -> None:
-        space = os.fstatvfs(folder)
-        if space.f_bavail * space.f_frsize < saved.size_bytes + self._reserve_bytes:
-            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(self.folder))
+        self._make_room(folder, saved.size_bytes)
         name, temporary = file_name(saved.saved_id), f".{saved.saved_id}.tmp"
         flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
         descriptor = os.open(temporary, flags, 0o600, dir_fd=folder)

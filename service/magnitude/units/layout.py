@@ -32,6 +32,7 @@ _FOLDERS = {
     "rules.d": "udev/rules.d",
     "system-preset": "systemd/system-preset",
     "journald.conf.d": "systemd/journald.conf.d",
+    "system.conf.d": "systemd/system.conf.d",
 }
 IMAGE_FOLDER = "image"
 

@@ -35,6 +35,9 @@ POWER_OFF_S = 120.0
 _numbers = itertools.count(1)
 _running: list[Container] = []
 
+# How systemd-nspawn ends when the system wants to be booted again and nobody has registered it.
+REBOOTED = 133
+
 
 class BootFailed(Exception):
     """The container did not come up or did not end, with the end of its console."""
@@ -161,6 +164,16 @@ class Container:
         transport = httpx.HTTPTransport(uds=str(self.path(socket)))
         return httpx.Client(transport=transport, base_url="http://localhost", timeout=timeout_s)
 
+    def wait_reboot(self, within_s: float) -> None:
+        """Wait until the system has gone down to reboot, and bring it up again with its files as it left them."""
+        process = self._process
+        assert process is not None
+        until(lambda: process.poll() is not None, within_s=within_s, what="the container goes down")
+        assert process.returncode == REBOOTED, self.console[-3000:]
+        until(self._removed, within_s=10, what=f"the cgroups {self.name} empty")
+        self._boot()
+        until(self._booted, within_s=BOOT_S, what="the container boots again")
+
     def close(self) -> None:
         """Power off, wait for the end, and leave nothing behind."""
         if self in _running:
@@ -186,14 +199,20 @@ class Container:
     def _start(self) -> None:
         self._sweep()
         upper, work, merged = (self.folder / name for name in ("upper", "work", "merged"))
-        for folder in (upper, work, merged, *self._cgroups):
+        for folder in (upper, work, merged):
             folder.mkdir(parents=True)
+        if self._prepare:
+            self._prepare(upper)
+        self._boot()
+
+    def _boot(self) -> None:
+        upper, work, merged = (self.folder / name for name in ("upper", "work", "merged"))
+        for cgroup in self._cgroups:
+            cgroup.mkdir(parents=True)
         overlay = f"lowerdir={self._root},upperdir={upper},workdir={work}"
         lines = ["set -e", *(f"echo $$ > {cgroup}/cgroup.procs" for cgroup in self._cgroups)]
         # In a mount namespace of its own, the overlay goes with its last process.
         lines += [f"mount -t overlay overlay -o {overlay} {merged}", 'exec "$@"']
-        if self._prepare:
-            self._prepare(upper)
         own_cgroup = ["--keep-unit"] if self._cgroups else []
         # Should this process be killed, nspawn is told to end and powers the container off.
         command = [

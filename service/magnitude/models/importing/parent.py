@@ -24,6 +24,7 @@ from magnitude.models.importing.source_kind import check_name, default_name, rec
 from magnitude.models.importing.staging import put_in_place, remove_leftovers, staging_folder
 from magnitude.models.integrity import damaged_files, file_entry
 from magnitude.models.manifest import Manifest, describe, write_manifest
+from magnitude.models.previous import take_the_place
 from magnitude.models.tolerance import Tolerance
 
 # Private memory of a job beside the weights it copies: interpreter and libraries (measured 110 MB), a tokenizer
@@ -56,6 +57,7 @@ def import_model(
     lora: bool = False,
     variant_of: ModelDescription | None = None,
     tolerance: Tolerance | None = None,
+    replace: bool = False,
     models_folder: Path,
     progress: Callable[[Progress], None] = lambda _: None,
     memory_bytes: int | None = None,
@@ -65,7 +67,8 @@ def import_model(
     `bits` None keeps what the source has (float decoders become 4-bit, float encoders stay float). `lora` adds the
     graph that adapters need. With `variant_of` the model becomes a variant of that one, called `PARENT-PRECISION`
     unless it is named. `tolerance` is what the model declares for its variants, or what this variant has to be within
-    (None: the usual one, or the parent's). `memory_bytes` is what may be used; None asks the machine. Raises
+    (None: the usual one, or the parent's). With `replace` a model of that name gives its place up once the new one is
+    whole, and is kept as its predecessor. `memory_bytes` is what may be used; None asks the machine. Raises
     `ImportFailed`; then nothing that looks usable is left.
     """
     found = recognise(source)
@@ -76,7 +79,7 @@ def import_model(
     check_name(chosen)
     # What a variant is called says what became of its weights, so that is not known yet.
     target = None if name is None and variant_of is not None else models_folder / chosen
-    if target is not None:
+    if target is not None and not replace:
         _refuse_existing(target)
     models_folder.mkdir(parents=True, exist_ok=True)
     remove_leftovers(models_folder)
@@ -110,11 +113,12 @@ def import_model(
         if target is None:
             target = models_folder / f"{chosen}-{manifest.precision}"
             check_name(target.name)
-            _refuse_existing(target)
+            if not replace:
+                _refuse_existing(target)
             manifest = msgspec.structs.replace(manifest, name=target.name)
         if variant_of is not None:
             _share_weights(staging, manifest, variant_of)
-        _finish(staging, target, manifest)
+        _finish(staging, target, manifest, replace=replace)
     return describe(target, manifest)
 
 
@@ -168,7 +172,7 @@ def _refuse_existing(target: Path) -> None:
     if target.exists() or target.is_symlink():
         raise ImportFailed(
             f"a model named {target.name!r} is already there",
-            hint=f"Remove it with `magnitude rm {target.name}`, or choose another name with --name",
+            hint=f"Replace it (--replace), remove it (`magnitude rm {target.name}`), or choose another name (--name)",
             param="name",
             code="model_exists",
         )
@@ -186,10 +190,13 @@ def check_disk(source_bytes: int, models_folder: Path) -> None:
         )
 
 
-def _finish(staging: Path, target: Path, manifest: Manifest) -> None:
+def _finish(staging: Path, target: Path, manifest: Manifest, *, replace: bool) -> None:
     """Write the manifest, last of all files, and give the folder its name."""
     damaged = damaged_files(staging, manifest, deep=False)
     if damaged:
         raise ImportFailed(damaged[0], hint="The storage may be full or failing; check `dmesg` and try again")
     write_manifest(staging, manifest)
-    put_in_place(staging, target, refuse_existing=_refuse_existing)
+    if replace:
+        put_in_place(staging, target, refuse_existing=lambda _: None, put=take_the_place)
+    else:
+        put_in_place(staging, target, refuse_existing=_refuse_existing)

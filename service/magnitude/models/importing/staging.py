@@ -60,8 +60,14 @@ def staging_folder(place: Path, name: str) -> Iterator[Path]:
             shutil.rmtree(folder, ignore_errors=True)
 
 
-def put_in_place(staging: Path, target: Path, *, refuse_existing: Callable[[Path], None]) -> None:
-    """Flush everything and rename `staging` to `target`. `refuse_existing` raises when the target is there already.
+def put_in_place(
+    staging: Path,
+    target: Path,
+    *,
+    refuse_existing: Callable[[Path], None],
+    put: Callable[[Path, Path], object] = Path.rename,
+) -> None:
+    """Flush everything and `put` `staging` where `target` is. `refuse_existing` raises when that stands in the way.
 
     Raises `ImportFailed`.
     """
@@ -71,7 +77,7 @@ def put_in_place(staging: Path, target: Path, *, refuse_existing: Callable[[Path
     staging.chmod(0o755)
     sync_folder(staging)
     try:
-        staging.rename(target)
+        put(staging, target)
     except OSError as error:
         refuse_existing(target)
         raise ImportFailed(
