@@ -47,6 +47,7 @@ ORDER = (
     "config",
     "install-units",
     "restore-clocks",
+    "first-boot",
     "wait",
 )
 
