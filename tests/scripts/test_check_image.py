@@ -186,7 +186,9 @@ def why_no_images() -> str:
 @pytest.mark.skipif(bool(why_no_images()), reason=why_no_images() or "all there")
 def test_a_disk_image_is_looked_into(root: Path, tmp_path: Path) -> None:
     image = disk_image(tmp_path, root, data=tmp_path / "data")
-    assert run(image).returncode == 0, run(image).stdout + run(image).stderr
+    done = run(image)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert [line.split()[2] for line in done.stderr.splitlines()] == ["1", "3"]  # what was left out is named
     before = image.read_bytes()
     write(root, "etc/machine-id", "0123456789abcdef" * 2)
     write(tmp_path / "data", "ssh/ssh_host_ed25519_key", KEY)
