@@ -13,6 +13,7 @@ READY = Facts(
     sub_state="running",
     status_text="2 models, idle",
     addresses=("192.0.2.7",),
+    has_ssh=True,
     can_log_in=True,
 )
 texts = st.text(max_size=300)
@@ -50,6 +51,8 @@ def test_a_device_without_network_or_key_says_what_is_missing() -> None:
     assert "no network address yet" in said.line
     assert "authorized_keys" in said.issue
     assert "wifi.yaml" in said.issue
+    without_ssh = announce(with_facts(has_ssh=False, can_log_in=False))
+    assert "authorized_keys" not in without_ssh.issue  # a key would open nothing there
 
 
 @given(texts, texts)

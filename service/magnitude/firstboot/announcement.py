@@ -17,7 +17,7 @@ class Facts(msgspec.Struct, frozen=True, kw_only=True):
     """What systemd says of the service (`systemctl show`), and what else is to be seen.
 
     `exit_status` is that of the service's last end. `addresses` of the device, without loopback. `rejected`: files on
-    the boot partition that were not taken over. `can_log_in`: a key for ssh is there.
+    the boot partition that were not taken over. `has_ssh`: there is a server for it; `can_log_in`: and a key.
     """
 
     version: str
@@ -29,6 +29,7 @@ class Facts(msgspec.Struct, frozen=True, kw_only=True):
     restarts: int = 0
     addresses: tuple[str, ...] = ()
     rejected: tuple[str, ...] = ()
+    has_ssh: bool = False
     can_log_in: bool = False
 
 
@@ -87,7 +88,7 @@ def _further(facts: Facts) -> list[str]:
             f"Not taken over from the boot partition: {', '.join(sorted(facts.rejected))}"
             " (the file .rejected.txt beside it says why)."
         )
-    if not facts.can_log_in:
+    if facts.has_ssh and not facts.can_log_in:
         said.append("Nobody can log in: put authorized_keys into the folder magnitude of the boot partition.")
     return said
 

@@ -43,6 +43,7 @@ NOTES_SCHEMA = 1
 UBOOT_CONFIG = Path("/etc/fw_env.config")
 
 _COMMAND_S = 10.0
+_SERVERS = "/usr/sbin:/sbin:/usr/bin:/bin"  # whatever PATH says of the former
 
 
 class Device(msgspec.Struct, frozen=True, kw_only=True):
@@ -195,6 +196,7 @@ def read_facts(device: Device, unit: str = "magnitude.service", sleep: Callable[
         restarts=_number(shown.get("NRestarts", "")),
         addresses=addresses_of(links if isinstance(links, list) else []),
         rejected=_rejected(device),
+        has_ssh=shutil.which("sshd", path=_SERVERS) is not None,
         can_log_in=bool(read_text(device.login_keys)),
     )
 
