@@ -30,7 +30,7 @@ ORIGINS = (
     ROOT / "service/magnitude/models/families",
 )
 # Files that live on the user's machine.
-OF_USERS = {"magnitude.yaml"}
+OF_USERS = {"magnitude.yaml", "wifi.yaml"}
 
 
 def fenced(text: str) -> list[str]:

@@ -10,15 +10,24 @@ import pytest
 from units_tree import SHIPPED, placed, planned
 
 from magnitude.board.cap_record import RECORD_NAME
+from magnitude.cli.first_boot import ISSUE
 from magnitude.config import ServerSettings
 from magnitude.config.address import parse_listen
+from magnitude.firstboot.device import Device
+from magnitude.firstboot.host_keys import KEY_NAME
 from magnitude.paths import find_paths
 from magnitude.supervise.cgroup_leaf import CONTROLLERS, SERVICE_LEAF
 from magnitude.supervise.exit_status import EXIT_CONFIG
 from magnitude.units.host import parse_version
+from magnitude.units.layout import ISSUE_LINK
 
 UNIT_FILE = re.compile(r".*\.(service|socket|path|timer|conf|preset|rules)")
 EXPOSURE_GOAL = 2.0
+# What a unit has to do may need more; then it is named here with the reason, and with the figure that it must keep.
+MORE_EXPOSED = {
+    "magnitude-first-boot.service": 5.0,  # mounts the boot partition anew, which private mounts would hide
+    "magnitude-grow-data.service": 2.5,  # writes a partition table: raw devices, and CAP_SYS_ADMIN
+}
 
 
 def directives(text: str) -> dict[str, list[str]]:
@@ -33,6 +42,7 @@ def directives(text: str) -> dict[str, list[str]]:
 
 SERVICE = directives(SHIPPED["magnitude.service"])
 SOCKET = directives(SHIPPED["magnitude.socket"])
+FIRST_BOOT = directives(SHIPPED["image/magnitude-first-boot.service"])
 
 
 @pytest.mark.parametrize("name", [name for name in SHIPPED if UNIT_FILE.fullmatch(name)])
@@ -109,6 +119,49 @@ def test_clock_limits_are_put_back_after_every_end_by_the_services_own_permissio
     assert SERVICE["RuntimeDirectoryPreserve"] == ["restart"]
 
 
+@pytest.mark.parametrize("name", [name for name in SHIPPED if UNIT_FILE.fullmatch(name)])
+def test_nothing_waits_for_the_time_to_be_known(name: str) -> None:
+    """A board without a battery and without a network has none, and serves all the same."""
+    assert not [line for line in SHIPPED[name].splitlines() if not line.startswith("#") and "time-s" in line]
+
+
+def test_a_device_of_ours_lets_nobody_in_by_a_password() -> None:
+    settings = dict(
+        line.split(" ", 1)
+        for line in SHIPPED["image/sshd_config.d/10-magnitude.conf"].splitlines()
+        if line and line[0] != "#"
+    )
+    assert settings["PasswordAuthentication"] == settings["KbdInteractiveAuthentication"] == "no"
+    assert settings["PermitRootLogin"] == "prohibit-password"
+    device = Device()
+    assert settings["HostKey"] == str(device.host_keys / KEY_NAME)
+    assert settings["AuthorizedKeysFile"].split()[0] == str(device.login_keys.with_name("%u"))
+
+
+def test_the_network_manager_looks_where_connections_are_put() -> None:
+    assert f"path={Device().connections}" in SHIPPED["image/NetworkManager/50-magnitude.conf"].splitlines()
+
+
+def test_what_the_device_says_is_where_agetty_looks() -> None:
+    assert planned(257, image=True)[ISSUE_LINK].link_to == str(ISSUE)
+    (folder,) = directives(SHIPPED["image/magnitude-self-test.service"])["RuntimeDirectory"]
+    assert Path("/run") / folder == ISSUE.parent
+
+
+def test_whatever_needs_the_first_boot_comes_after_it() -> None:
+    (before,) = (" ".join(values) for key, values in FIRST_BOOT.items() if key == "Before")
+    assert {
+        "magnitude.service",
+        "ssh.service",
+        "sshd.service",
+        "NetworkManager.service",
+        "network-pre.target",
+    } <= set(before.split())
+    # It may take its time, and may fail: nothing of it is required.
+    assert int(FIRST_BOOT["TimeoutStartSec"][0].removesuffix("s")) <= 60
+    assert not [name for name in SHIPPED if "Requires=magnitude-first-boot" in SHIPPED[name]]
+
+
 def test_the_journal_is_capped_on_an_image_only() -> None:
     cap = "systemd/journald.conf.d/50-magnitude.conf"
     assert cap not in planned(257)
@@ -141,8 +194,9 @@ def test_systemd_finds_nothing_wrong_with_the_units(image: bool, tmp_path: Path)
 def test_services_are_exposed_no_more_than_the_goal(tmp_path: Path) -> None:
     folder = placed(tmp_path / "prefix", here() or 0, image=True)
     figures = {unit.name: exposure(unit) for unit in sorted(folder.glob("*.service"))}
-    assert len(figures) == 4
-    assert max(figures.values()) <= EXPOSURE_GOAL, figures
+    assert {"magnitude.service", *MORE_EXPOSED} <= set(figures)
+    above = {unit: figure for unit, figure in figures.items() if figure > MORE_EXPOSED.get(unit, EXPOSURE_GOAL)}
+    assert not above
 
 
 @needs_systemd

@@ -6,6 +6,7 @@ from hypothesis import strategies as st
 from units_tree import SHIPPED, planned
 
 from magnitude.errors import ConfigError
+from magnitude.units.layout import enabled
 
 BASE = {
     "magnitude/magnitude-grant-cpufreq",
@@ -21,6 +22,7 @@ BASE = {
     "tmpfiles.d/magnitude.conf",
     "udev/rules.d/90-magnitude.rules",
 }
+SERVICE = "magnitude.service"
 DROP_INS = "systemd/system/magnitude.service.d/"
 SINCE_253 = {f"{DROP_INS}253-notify-reload.conf"}
 SINCE_254 = {
@@ -42,13 +44,21 @@ def test_an_image_gets_everything_that_a_machine_gets_and_more() -> None:
     assert more == {
         "magnitude/magnitude-boot-check-failed",
         "magnitude/magnitude-last-resort",
+        "/etc/issue.d/50-magnitude.issue",
+        "/etc/ssh/sshd_config.d/10-magnitude.conf",
+        "NetworkManager/conf.d/50-magnitude.conf",
         "systemd/journald.conf.d/50-magnitude.conf",
         "systemd/system.conf.d/50-magnitude-watchdog.conf",
         "systemd/system-preset/90-magnitude-image.preset",
         "systemd/system/magnitude-boot-check.service",
+        "systemd/system/magnitude-first-boot.service",
+        "systemd/system/magnitude-grow-data.service",
         "systemd/system/magnitude-last-resort-clear.service",
         "systemd/system/magnitude-last-resort-clear.timer",
+        "systemd/system/magnitude-self-test.service",
         "systemd/system/magnitude.service.d/50-last-resort.conf",
+        "systemd/system/magnitude.service.d/60-self-test.conf",
+        "systemd/timesyncd.conf.d/50-magnitude.conf",
     }
 
 
@@ -95,4 +105,12 @@ def test_a_newer_systemd_never_loses_a_file(version: int, image: bool) -> None:
 
 
 def test_every_shipped_file_is_installed_somewhere() -> None:
-    assert len(planned(999, image=True)) == len(SHIPPED)
+    assert len([file for file in planned(999, image=True).values() if not file.link_to]) == len(SHIPPED)
+
+
+def test_units_that_ask_for_it_start_with_the_system() -> None:
+    starting = {(folder, path.rpartition("/")[2]) for folder, path in enabled(planned(257).values())}
+    assert starting == {("multi-user.target.wants", SERVICE), ("sockets.target.wants", "magnitude.socket")}
+    more = {path.rpartition("/")[2] for _, path in enabled(planned(257, image=True).values())}
+    assert more >= {SERVICE, "magnitude-first-boot.service", "magnitude-self-test.service"}
+    assert "magnitude-last-resort-clear.timer" not in more

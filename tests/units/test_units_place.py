@@ -3,7 +3,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from magnitude.units.layout import InstalledFile
-from magnitude.units.place import list_path, place, remove
+from magnitude.units.place import installed, list_path, place, remove
 
 PREFIX = "/usr/local"
 
@@ -47,6 +47,27 @@ def test_what_the_admin_wrote_is_left_alone(tmp_path: Path) -> None:
     place([file("systemd/system/a.service")], tmp_path, PREFIX)
     remove(tmp_path, PREFIX)
     assert files_below(tmp_path) == {str(own.relative_to(tmp_path)), str(beside.relative_to(tmp_path))}
+
+
+def test_links_and_files_below_etc_are_put_and_taken_away_like_the_others(tmp_path: Path) -> None:
+    link = InstalledFile(path="/etc/issue.d/50-magnitude.issue", link_to="/run/somewhere")
+    drop_in = InstalledFile(path="/etc/ssh/sshd_config.d/10-magnitude.conf", text="x", mode=0o644)
+    own = tmp_path / "etc/ssh/sshd_config.d/00-own.conf"
+    own.parent.mkdir(parents=True)
+    own.write_text("x")
+    assert set(changes(place([link, drop_in], tmp_path, PREFIX)).values()) == {"new"}
+    assert set(changes(place([link, drop_in], tmp_path, PREFIX)).values()) == {"unchanged"}
+    assert str((tmp_path / "etc/issue.d/50-magnitude.issue").readlink()) == "/run/somewhere"
+    place([link], tmp_path, PREFIX)
+    assert not (tmp_path / "etc/ssh/sshd_config.d/10-magnitude.conf").exists()
+    remove(tmp_path, PREFIX)
+    assert files_below(tmp_path) == {str(own.relative_to(tmp_path))}
+
+
+def test_what_is_installed_can_be_asked_for(tmp_path: Path) -> None:
+    put = [file("magnitude/helper", mode=0o755), file("systemd/system/a.service", "[Install]\n")]
+    place(put, tmp_path, PREFIX)
+    assert installed(tmp_path, PREFIX) == put
 
 
 def test_removal_takes_away_all_that_was_put_there(tmp_path: Path) -> None:

@@ -13,11 +13,6 @@ if TYPE_CHECKING:
 
     from magnitude.units.place import Placed
 
-# Units that are made to start with the system, and the folder of links that does it.
-ENABLED = (("multi-user.target.wants", "magnitude.service"), ("sockets.target.wants", "magnitude.socket"))
-# The same for those that only an image has.
-IMAGE_ENABLED = (("multi-user.target.wants", "magnitude-boot-check.service"),)
-
 
 def register(app: typer.Typer) -> None:
     app.command("install-units")(install_units)
@@ -47,7 +42,7 @@ def install_units(  # noqa: PLR0917
 ) -> None:
     """Put the systemd units of this installation in place, or take them away."""
     from magnitude.units import host
-    from magnitude.units.layout import Installation, plan
+    from magnitude.units.layout import Installation, enabled, plan
     from magnitude.units.place import place
     from magnitude.units.shipped import read_shipped, shipped_folder
 
@@ -76,10 +71,11 @@ def install_units(  # noqa: PLR0917
     _print(placed)
     if dry_run:
         return
+    starting = enabled(files) if enable else []
     if here:
-        _activate(prefix, enable=enable, image=image)
-    elif enable:
-        _link(root, prefix, image=image)
+        _activate(prefix, [Path(unit).name for _, unit in starting])
+    else:
+        _link(root, starting)
     typer.echo("\nNext:")
     if here:
         typer.echo(f"  sudo systemctl {'restart' if host.is_active('magnitude.service') else 'start'} magnitude")
@@ -88,7 +84,7 @@ def install_units(  # noqa: PLR0917
     typer.echo("  systemctl status magnitude")
 
 
-def _activate(prefix: str, *, enable: bool, image: bool) -> None:
+def _activate(prefix: str, units: Sequence[str]) -> None:
     """Make the running system know the user, the folders, the rules and the units."""
     from magnitude.units import host
 
@@ -100,39 +96,37 @@ def _activate(prefix: str, *, enable: bool, image: bool) -> None:
             ("udevadm", "control", "--reload"),
             ("systemctl", "daemon-reload"),
         ]
-    if enable:
-        commands.append(("systemctl", "enable", *(unit for _, unit in _enabled(image))))
+    if units:
+        commands.append(("systemctl", "enable", *units))
     for command in commands:
         failure = host.run_quietly(command)
         typer.echo(f"ran        {' '.join(command)}" if failure is None else f"warning    {failure}")
 
 
-def _enabled(image: bool) -> tuple[tuple[str, str], ...]:
-    return (*ENABLED, *IMAGE_ENABLED) if image else ENABLED
-
-
-def _link(root: Path, prefix: str, *, image: bool) -> None:
+def _link(root: Path, starting: Sequence[tuple[str, str]]) -> None:
     """What `systemctl enable` does, for a tree whose systemd does not run."""
-    for folder, unit in _enabled(image):
-        link = root / "etc/systemd/system" / folder / unit
+    for folder, unit in starting:
+        link = root / "etc/systemd/system" / folder / Path(unit).name
         link.parent.mkdir(parents=True, exist_ok=True)
         link.unlink(missing_ok=True)
-        link.symlink_to(f"{prefix.rstrip('/')}/lib/systemd/system/{unit}")
-        typer.echo(f"enabled    {unit}")
+        link.symlink_to(unit)
+        typer.echo(f"enabled    {Path(unit).name}")
 
 
 def _remove(root: Path, prefix: str, *, dry_run: bool) -> None:
     from magnitude.units import host
-    from magnitude.units.place import remove
+    from magnitude.units.layout import enabled
+    from magnitude.units.place import installed, remove
 
     here = root == Path("/")
-    units = [unit for _, unit in ENABLED]
-    if not dry_run and here:
+    starting = enabled(installed(root, prefix))
+    units = [Path(unit).name for _, unit in starting]
+    if not dry_run and here and units:
         failure = host.run_quietly(("systemctl", "disable", *(("--now",) if host.is_booted() else ()), *units))
         typer.echo(f"stopped    {' '.join(units)}" if failure is None else f"warning    {failure}")
     if not dry_run:
-        for folder, unit in _enabled(image=True):
-            (root / "etc/systemd/system" / folder / unit).unlink(missing_ok=True)
+        for folder, unit in starting:
+            (root / "etc/systemd/system" / folder / Path(unit).name).unlink(missing_ok=True)
     try:
         removed = remove(root, prefix, dry_run=dry_run)
     except OSError as error:

@@ -49,6 +49,7 @@ ORDER = (
     "config",
     "install-units",
     "restore-clocks",
+    "first-boot",
     "wait",
 )
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import PurePosixPath
 
 import msgspec
@@ -33,8 +33,18 @@ _FOLDERS = {
     "system-preset": "systemd/system-preset",
     "journald.conf.d": "systemd/journald.conf.d",
     "system.conf.d": "systemd/system.conf.d",
+    "timesyncd.conf.d": "systemd/timesyncd.conf.d",
+    "NetworkManager": "NetworkManager/conf.d",
 }
+# Programs that read their drop-ins below /etc only. Images alone have such files.
+_ETC_FOLDERS = {"sshd_config.d": "/etc/ssh/sshd_config.d"}
 IMAGE_FOLDER = "image"
+
+# agetty shows what is below /etc/issue.d; what is to be shown is known when the device runs.
+ISSUE_LINK = "/etc/issue.d/50-magnitude.issue"
+_ISSUE = "/run/magnitude-device/issue"
+# Where images have files of ours beside those below the prefix.
+ETC_FOLDERS = tuple(f"{folder}/" for folder in (*_ETC_FOLDERS.values(), "/etc/issue.d"))
 
 
 class Installation(msgspec.Struct, frozen=True, kw_only=True):
@@ -52,11 +62,13 @@ class Installation(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class InstalledFile(msgspec.Struct, frozen=True, kw_only=True):
-    """A file to put in place; `path` begins with the prefix."""
+    """A file to put in place; `path` begins with the prefix, or in images with /etc. `link_to`: it is a symbolic link
+    to there, and has neither text nor mode."""
 
     path: str
-    text: str
-    mode: int
+    text: str = ""
+    mode: int = 0
+    link_to: str = ""
 
 
 def plan(shipped: Mapping[str, str], installation: Installation) -> list[InstalledFile]:
@@ -80,7 +92,19 @@ def plan(shipped: Mapping[str, str], installation: Installation) -> list[Install
             files.append(InstalledFile(path=destination, text=_adapted(text, installation), mode=mode))
     if installation.command_in_home:
         files.append(_home_drop_in(installation))
+    if installation.image:
+        files.append(InstalledFile(path=ISSUE_LINK, link_to=_ISSUE))
     return sorted(files, key=lambda file: file.path)
+
+
+def enabled(files: Iterable[InstalledFile]) -> list[tuple[str, str]]:
+    """Units among `files` that start with the system: their folder of links (`multi-user.target.wants`) and path."""
+    found = []
+    for file in files:
+        section = file.text.partition("\n[Install]\n")[2] if "/systemd/system/" in file.path else ""
+        for targets in re.findall(r"(?m)^WantedBy=(.*)$", section):
+            found += [(f"{target}.wants", file.path) for target in targets.split()]
+    return found
 
 
 def _destination(name: PurePosixPath, installation: Installation) -> str | None:
@@ -94,6 +118,8 @@ def _destination(name: PurePosixPath, installation: Installation) -> str | None:
     if len(parts) == 1:
         return f"{library}/systemd/system/{parts[0]}"
     folder, rest = parts[0], "/".join(parts[1:])
+    if folder in _ETC_FOLDERS:
+        return f"{_ETC_FOLDERS[folder]}/{rest}"
     if folder in _FOLDERS:
         return f"{library}/{_FOLDERS[folder]}/{rest}"
     versioned = _VERSIONED.fullmatch(parts[-1])

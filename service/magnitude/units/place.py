@@ -14,7 +14,7 @@ from typing import Literal
 import msgspec
 
 from magnitude.persist import write_atomic
-from magnitude.units.layout import InstalledFile
+from magnitude.units.layout import ETC_FOLDERS, InstalledFile
 
 LIST_NAME = "installed-units"
 
@@ -55,6 +55,16 @@ def place(files: Sequence[InstalledFile], root: Path, prefix: str, *, dry_run: b
     return placed
 
 
+def installed(root: Path, prefix: str) -> list[InstalledFile]:
+    """What an earlier run put below `root`, as it is now; what is gone or no text is left out."""
+    found = []
+    for line, path in zip(_listed_lines(root, prefix), _listed(root, prefix), strict=True):
+        with contextlib.suppress(OSError, UnicodeDecodeError):
+            if not path.is_symlink():
+                found.append(InstalledFile(path=line, text=path.read_text("utf-8"), mode=path.stat().st_mode & 0o777))
+    return found
+
+
 def remove(root: Path, prefix: str, *, dry_run: bool = False) -> list[Placed]:
     """Take away what earlier runs put below `root`, and the folders that are empty then. Raises `OSError`."""
     gone = _remove([*_listed(root, prefix), list_path(root, prefix)], dry_run=dry_run)
@@ -67,6 +77,8 @@ def remove(root: Path, prefix: str, *, dry_run: bool = False) -> list[Placed]:
 
 
 def _put(file: InstalledFile, path: Path, *, dry_run: bool) -> Change:
+    if file.link_to:
+        return _put_link(file.link_to, path, dry_run=dry_run)
     data = file.text.encode()
     try:
         change: Change = "unchanged" if path.read_bytes() == data else "changed"
@@ -80,6 +92,17 @@ def _put(file: InstalledFile, path: Path, *, dry_run: bool) -> Change:
     return change
 
 
+def _put_link(target: str, path: Path, *, dry_run: bool) -> Change:
+    if path.is_symlink() and str(path.readlink()) == target:
+        return "unchanged"
+    change: Change = "changed" if path.is_symlink() or path.exists() else "new"
+    if not dry_run:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.unlink(missing_ok=True)
+        path.symlink_to(target)
+    return change
+
+
 def _remove(paths: Iterable[Path], *, dry_run: bool) -> list[Placed]:
     found = [path for path in paths if path.is_file() or path.is_symlink()]
     if not dry_run:
@@ -89,10 +112,14 @@ def _remove(paths: Iterable[Path], *, dry_run: bool) -> list[Placed]:
 
 
 def _listed(root: Path, prefix: str) -> list[Path]:
+    return [below(root, line) for line in _listed_lines(root, prefix)]
+
+
+def _listed_lines(root: Path, prefix: str) -> list[str]:
     try:
         lines = list_path(root, prefix).read_text("utf-8").splitlines()
     except OSError:
         return []
     # A path that leads elsewhere was not written by `place`.
-    folder = f"{prefix.rstrip('/')}/lib/"
-    return [below(root, line) for line in lines if line.startswith(folder) and ".." not in line.split("/")]
+    folders = (f"{prefix.rstrip('/')}/lib/", *ETC_FOLDERS)
+    return [line for line in lines if line.startswith(folders) and ".." not in line.split("/")]
