@@ -86,7 +86,7 @@ def _flash(options: argparse.Namespace, roots: Roots) -> None:
     disk = _refuse(snapshot, name, wish)
     bmaptool = None if options.no_bmaptool else shutil.which("bmaptool")
     for line in _plan(snapshot, disk, image, files, bmaptool):
-        print(line)
+        print(line, flush=True)  # before anything that bmaptool says
     if options.dry_run:
         print("Nothing was written (--dry-run).")
         return
