@@ -165,8 +165,9 @@ def _set_modes(root: Path) -> None:
 
 
 def _set_times(root: Path) -> None:
+    at = _epoch()
     for path in [root, *root.rglob("*")]:
-        os.utime(path, (_epoch(), _epoch()), follow_symlinks=False)
+        os.utime(path, (at, at), follow_symlinks=False)
 
 
 def _epoch() -> int:
