@@ -1,0 +1,165 @@
+"""Writing an image to a card and reading it back.
+
+The first piece, which holds the partition table, is wiped at the beginning and written at the end. A card that was
+left off in between is empty to every computer, and nobody can boot half a system.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import subprocess
+from collections.abc import Callable
+from pathlib import Path
+from typing import Protocol
+
+from flashing.bmap import BlockMap
+from flashing.image import Image
+from flashing.terms import (
+    DIFFERENT,
+    INTERRUPTED,
+    PIECE_BYTES,
+    UNUSABLE,
+    Extent,
+    FlashError,
+    readable_bytes,
+)
+
+# After so much, wait until the card has it: the kernel would take gigabytes, and the progress shown would be a lie.
+_FLUSH_BYTES = 32 << 20
+_NO_TABLE = "The card has no partition table now and does not boot. Flash it again."
+_UNKNOWN = "The card can no longer be reached and may hold a part of the image. Do not boot it; flash it again."
+
+Watch = Callable[[int, int], None]  # bytes done, bytes in all
+Show = Callable[[str], Watch]  # what is being done → where its progress goes
+
+
+class Disk(Protocol):
+    """What is asked of `card.Card`."""
+
+    path: Path
+    size_bytes: int
+
+    def write(self, offset: int, data: bytes) -> None: ...
+    def flush(self) -> None: ...
+    def read(self, offset: int, size: int) -> bytes: ...
+    def share(self) -> None: ...
+
+
+def write_image(card: Disk, image: Image, show: Show, bmaptool: str | None = None) -> None:
+    """Write `image` and read it back; with the program `bmaptool` when it is given and there is a block map.
+
+    Raises `FlashError` that says in which state the card is, and wipes the partition table of one that is not right.
+    """
+    try:
+        _wipe(card, image.size_bytes)
+        if bmaptool and image.block_map:
+            _run_bmaptool(card, image, bmaptool, image.block_map)
+            extents = list(image.block_map.extents)
+        else:
+            extents = _copy(card, image, show("writing"))
+        _verify(card, extents, show("verifying"))
+    except KeyboardInterrupt:
+        raise FlashError("Interrupted. " + _spoil(card, image.size_bytes), status=INTERRUPTED) from None
+    except FlashError as error:
+        raise FlashError(
+            f"{error}. {_spoil(card, image.size_bytes)}", error.hint, max(error.status, UNUSABLE)
+        ) from error
+    except OSError as error:
+        raise FlashError(
+            f"{card.path} does not take the image: {error.strerror}. {_spoil(card, image.size_bytes)}",
+            "Was it pulled out? Otherwise try another reader, then another card: worn ones fail like this.",
+            UNUSABLE,
+        ) from error
+
+
+def write_changes(card: Disk, offset: int, before: bytes, after: bytes) -> bool:
+    """Bring the piece at `offset` from `before` to `after`; whether it is read back so. Raises `OSError`."""
+    if before != after:
+        card.write(offset, after)
+        card.flush()
+    return card.read(offset, len(after)) == after
+
+
+def _wipe(card: Disk, image_bytes: int) -> None:
+    card.write(0, bytes(min(PIECE_BYTES, image_bytes)))
+    card.flush()
+
+
+def _spoil(card: Disk, image_bytes: int) -> str:
+    """Make sure that a card that is not right is not taken for one that is; the sentence that says how it is."""
+    try:
+        _wipe(card, image_bytes)
+    except OSError:
+        return _UNKNOWN
+    return _NO_TABLE
+
+
+def _copy(card: Disk, image: Image, watch: Watch) -> list[Extent]:
+    """Write all pieces, the first one last; what must be read back."""
+    extents: list[Extent] = []
+    head = b""
+    offset = unflushed = 0
+    for piece in image.pieces():
+        if offset == 0:
+            head = piece
+        elif image.block_map:
+            for start, end in image.block_map.mapped(offset, offset + len(piece)):
+                card.write(start, piece[start - offset : end - offset])
+        elif piece.count(0) != len(piece) or card.read(offset, len(piece)) != piece:
+            # Zeros are most of an image. Where the card has them already, reading is quicker and wears it less; where
+            # it does not, something old would shine through.
+            card.write(offset, piece)
+        extents.append(Extent(offset, len(piece), "sha256", hashlib.sha256(piece).hexdigest()))
+        offset += len(piece)
+        unflushed += len(piece)
+        if unflushed >= _FLUSH_BYTES:
+            card.flush()
+            unflushed = 0
+        watch(offset, image.size_bytes)
+    if offset != image.size_bytes:
+        raise FlashError(f"{image.path.name} has changed while it was read")
+    card.flush()
+    card.write(0, head)
+    card.flush()
+    return list(image.block_map.extents) if image.block_map else extents
+
+
+def _run_bmaptool(card: Disk, image: Image, program: str, block_map: BlockMap) -> None:
+    """It shows its own progress. What it leaves on the card is read back by us."""
+    card.share()
+    command = [program, "copy", "--bmap", str(block_map.path), str(image.path), str(card.path)]
+    process = subprocess.Popen(command)
+    try:
+        status = process.wait()
+    except BaseException:
+        # A Ctrl-C reached it as well; a signal to us alone did not.
+        process.terminate()
+        process.wait()
+        raise
+    if status:
+        raise FlashError(f"bmaptool ended with status {status} (its message is above)")
+    card.flush()
+
+
+def _verify(card: Disk, extents: list[Extent], watch: Watch) -> None:
+    """Compare what the card gives back with the checksums. Raises `FlashError` and `OSError`."""
+    total = sum(extent.size_bytes for extent in extents)
+    done = 0
+    for extent in extents:
+        digest = hashlib.new(extent.algorithm)
+        at, end = extent.offset_bytes, extent.offset_bytes + extent.size_bytes
+        while at < end:
+            piece = card.read(at, min(PIECE_BYTES, end - at))
+            if not piece:
+                break
+            digest.update(piece)
+            at += len(piece)
+            done += len(piece)
+            watch(done, total)
+        if digest.hexdigest() != extent.digest:
+            raise FlashError(
+                f"{card.path} gave back something else than was written, "
+                f"between {readable_bytes(extent.offset_bytes)} and {readable_bytes(end)}",
+                "Try another reader, then another card: worn ones do this, and those that are smaller than they say.",
+                DIFFERENT,
+            )
