@@ -23,6 +23,10 @@ LINTER_OFF = {
     "oelint.vars.homepageping": "asks the network",
     "oelint.var.mandatoryvar.HOMEPAGE": "the project has no page beside its repository, wherever that is",
     "oelint.vars.inconspaces": "`+=` adds its own blank, which it does not see in lists",
+    "oelint.var.mandatoryvar.SRC_URI": "a bundle is made of images; there is no source of its own",
+    "oelint.vars.mispell.unknown": "it knows no variables of classes in other layers",
+    "oelint.file.underscores": "what has no version of its own has none in its name",
+    "oelint.bbclass.underscores": "classes of ours are named like the project's recipes",
     "oelint.var.filesoverride": "FILES of packages that hold one tree are said as a whole",
     "oelint.task.noanonpython": "skipping a recipe by its Python is done there, and nowhere else",
 }
