@@ -1,11 +1,13 @@
-SUMMARY = "Boot script that chooses the root slot, and what Linux needs to change its counters"
+SUMMARY = "Boot script that chooses the root slot, and the place of its counters"
 DESCRIPTION = "The script for U-Boot (deployed as boot.scr, onto the boot partition), the settings of a slot that it \
 reads from there, and the place of its state for fw_setenv, with which RAUC marks slots."
 HOMEPAGE = "https://www.rauc.io/"
 SECTION = "bootloaders"
 LICENSE = "Apache-2.0"
+# nooelint: oelint.var.licenseremotefile
 LIC_FILES_CHKSUM = "file://${COMMON_LICENSE_DIR}/Apache-2.0;md5=89aea4e17d99a7cacdbeed46a0096b10"
 
+DEPENDS = "u-boot-tools-native"
 PROVIDES = "u-boot-default-script"
 
 SRC_URI = "\
@@ -15,14 +17,10 @@ SRC_URI = "\
 
 S = "${UNPACKDIR}"
 
-inherit deploy
-
-DEPENDS = "u-boot-tools-native"
-# fw_printenv and fw_setenv
-RDEPENDS:${PN} = "libubootenv-bin"
-
 # Names of the machine's kernel and board are in it.
 PACKAGE_ARCH = "${MACHINE_ARCH}"
+
+inherit deploy
 
 python () {
     if not d.getVar("MAGNITUDE_DISK_ID"):
@@ -58,6 +56,9 @@ do_install() {
 }
 
 FILES:${PN} += "/boot ${nonarch_base_libdir}/udev/rules.d"
+
+# fw_printenv and fw_setenv
+RDEPENDS:${PN} = "libubootenv-bin"
 
 do_deploy() {
     install -m 0644 ${B}/boot.scr ${DEPLOYDIR}/boot.scr

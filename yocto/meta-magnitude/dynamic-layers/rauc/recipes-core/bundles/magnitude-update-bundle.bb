@@ -4,6 +4,7 @@ and nothing is carried over from the old root, because nothing of a device's own
 HOMEPAGE = "https://rauc.readthedocs.io/"
 SECTION = "base"
 LICENSE = "Apache-2.0"
+# nooelint: oelint.var.licenseremotefile
 LIC_FILES_CHKSUM = "file://${COMMON_LICENSE_DIR}/Apache-2.0;md5=89aea4e17d99a7cacdbeed46a0096b10"
 
 inherit bundle features_check

@@ -2,6 +2,8 @@ FILESEXTRAPATHS:prepend:magnitude-os := "${THISDIR}/files:"
 
 SRC_URI:append:magnitude-os = " file://50-magnitude.conf"
 
+FILES:${PN}:append:magnitude-os = " ${systemd_system_unitdir}/rauc.service.d ${sysconfdir}/systemd/system"
+
 # It marks a slot good as soon as it has booted. Here that is the boot check's verdict alone, after real inference.
 RRECOMMENDS:${PN}:remove:magnitude-os = "${PN}-mark-good"
 
@@ -10,5 +12,3 @@ do_install:append:magnitude-os() {
     install -d ${D}${sysconfdir}/systemd/system
     ln -s /dev/null ${D}${sysconfdir}/systemd/system/rauc-mark-good.service
 }
-
-FILES:${PN}:append:magnitude-os = " ${systemd_system_unitdir}/rauc.service.d ${sysconfdir}/systemd/system"
