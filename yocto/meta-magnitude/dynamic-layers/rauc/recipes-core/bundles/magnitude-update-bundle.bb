@@ -12,7 +12,7 @@ inherit bundle features_check
 REQUIRED_DISTRO_FEATURES = "rauc"
 
 MAGNITUDE_UPDATE_KEY_FILES = "RAUC_KEY_FILE RAUC_CERT_FILE"
-inherit magnitude-update-key
+inherit magnitude_update_key
 
 RAUC_BUNDLE_COMPATIBLE = "magnitude-${MACHINE}"
 RAUC_BUNDLE_VERSION = "${DISTRO_VERSION}"

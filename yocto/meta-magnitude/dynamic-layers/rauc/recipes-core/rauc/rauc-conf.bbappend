@@ -1,6 +1,6 @@
 FILESEXTRAPATHS:prepend:magnitude-os := "${THISDIR}/files:"
 
-inherit_defer ${@"magnitude-update-key" if "magnitude-os" in (d.getVar("DISTROOVERRIDES") or "").split(":") else ""}
+inherit_defer ${@"magnitude_update_key" if "magnitude-os" in (d.getVar("DISTROOVERRIDES") or "").split(":") else ""}
 
 # An absolute path to the certificate that devices trust; on the device it keeps its name.
 RAUC_KEYRING_URI:magnitude-os = "file://${MAGNITUDE_KEYRING_FILE}"
