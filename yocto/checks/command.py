@@ -26,7 +26,6 @@ LINTER_OFF = {
     "oelint.var.mandatoryvar.SRC_URI": "a bundle is made of images; there is no source of its own",
     "oelint.vars.mispell.unknown": "it knows no variables of classes in other layers",
     "oelint.file.underscores": "what has no version of its own has none in its name",
-    "oelint.bbclass.underscores": "classes of ours are named like the project's recipes",
     "oelint.var.filesoverride": "FILES of packages that hold one tree are said as a whole",
     "oelint.task.noanonpython": "skipping a recipe by its Python is done there, and nowhere else",
 }

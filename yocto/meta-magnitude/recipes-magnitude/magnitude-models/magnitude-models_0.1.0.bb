@@ -1,8 +1,8 @@
 SUMMARY = "The models of every image: SmolLM2-135M-Instruct, all-MiniLM-L6-v2"
-DESCRIPTION = "Imported when the image is built, not at first boot: a board would need minutes and 1.5 GB of memory \
-    for it, a power cut could come between, and both root slots would share one result. What is imported is the same \
-    for every CPU. The build machine's results travel along (golden.json), and each board has to reproduce them with \
-    its own kernels before a model serves."
+DESCRIPTION = "Imported when the image is built, not at first boot: importing is long work that a power cut could \
+    end, and both root slots would share one result. What is imported is the same for every CPU. The build machine's \
+    results travel along (golden.json), and each board has to reproduce them with its own kernels before a model \
+    serves."
 SECTION = "net"
 LICENSE = "Apache-2.0"
 # Their wheels bring no licence text; their metadata names this one.
