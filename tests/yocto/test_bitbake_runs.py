@@ -1,0 +1,113 @@
+"""What is made of a folder of layers, and of what BitBake says."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+
+from tests.yocto.tiny_layer import write_layer
+from yocto.checks.bitbake import Build, judge, plan_build, run, write_configuration
+from yocto.checks.command import main
+
+# Folders of the clones with what a build looks at, in each of them.
+CLONES = (
+    "openembedded-core/meta",
+    "meta-openembedded/meta-oe",
+    "meta-openembedded/meta-python",
+    "meta-openembedded/meta-networking",
+    "meta-raspberrypi",
+)
+
+
+def clones(folder: Path, answer: str = "true") -> Path:
+    """Layers in which BitBake is a shell script that says `answer`."""
+    for name in CLONES:
+        (folder / name / "conf").mkdir(parents=True)
+        (folder / name / "conf/layer.conf").touch()
+    program = folder / "bitbake/bin/bitbake"
+    program.parent.mkdir(parents=True)
+    program.write_text(f"#!/bin/sh\n{answer}\n")
+    program.chmod(0o755)
+    (folder / "openembedded-core/oe-init-build-env").write_text('cd "$1"; PATH="$2/bin:$PATH"\n')
+    return folder
+
+
+def test_a_build_reads_the_layers_of_its_machine_and_ours_last(tmp_path: Path) -> None:
+    layers, own = clones(tmp_path / "layers"), tmp_path / "own"
+    build = plan_build("raspberrypi5", layers, own, rauc=False)
+    assert build.missing == ()
+    assert [str(path) for path in build.layers] == [*(str(layers / name) for name in CLONES), str(own)]
+
+
+def test_layers_that_are_not_there_are_named(tmp_path: Path) -> None:
+    layers = clones(tmp_path / "layers")
+    (layers / "bitbake/bin/bitbake").unlink()
+    build = plan_build("rock-5b", layers, tmp_path / "own", rauc=True)
+    assert build.missing == (
+        "meta-arm/meta-arm-toolchain",
+        "meta-arm/meta-arm",
+        "meta-rockchip",
+        "meta-rauc",
+        "bitbake",
+    )
+
+
+def test_bitbake_runs_in_a_build_folder_that_names_machine_and_layers(tmp_path: Path) -> None:
+    layers, folder = clones(tmp_path / "layers", 'cat conf/*.conf; echo "asked $*"'), tmp_path / "build"
+    build = plan_build("raspberrypi5", layers, tmp_path / "own", rauc=False)
+    write_configuration(build, folder, rauc=False, threads=3)
+    status, lines = run(["-g", "magnitude-image"], folder, layers, user=None)
+    assert status == 0
+    assert lines[-1] == "asked -g magnitude-image"
+    assert 'MACHINE = "raspberrypi5"' in lines
+    assert 'BB_NUMBER_PARSE_THREADS = "3"' in lines
+    assert f"    {layers}/meta-raspberrypi \\" in lines
+    assert not [line for line in lines if "rauc" in line]
+
+
+@pytest.mark.parametrize(
+    ("line", "ours"),
+    [
+        ("ERROR: Nothing RPROVIDES 'python3-x'", True),
+        ("WARNING: /somewhere/python3-wheeled_1.5.bb: no HOMEPAGE", True),
+        ("WARNING: magnitude-0.1.0-r0 do_fetch: slow", True),
+        ("WARNING: /somewhere/rauc.inc: inherits features_check", False),
+        ("WARNING: python3-wheeled-more: not of the layer", False),
+    ],
+)
+def test_errors_and_warnings_about_the_layer_are_faults_and_other_warnings_are_not(
+    tmp_path: Path, line: str, ours: bool
+) -> None:
+    layer = write_layer(tmp_path / "layer")
+    build = Build(machine="qemuarm64", layers=(), missing=())
+    findings, theirs = judge(build, 0, ["NOTE: fine", line], layer)
+    assert (len(findings), theirs) == ((1, []) if ours else (0, [line]))
+
+
+def test_a_failure_without_a_message_is_a_fault(tmp_path: Path) -> None:
+    layer = write_layer(tmp_path / "layer")
+    findings, _ = judge(Build(machine="qemuarm64", layers=(), missing=()), 1, [], layer)
+    assert "ended with status 1" in findings[0].message
+
+
+def test_the_command_says_what_it_left_out_without_layers(capsys: pytest.CaptureFixture[str]) -> None:
+    status = main([])
+    printed = capsys.readouterr().out
+    assert "left out: BitBake for raspberrypi5, rock-5b, qemuarm64: no --layers" in printed
+    assert status == ("fault: " in printed)
+
+
+def test_the_command_names_machines_that_it_could_not_parse_for(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    layers = clones(tmp_path / "layers")
+    words = ["--layers", str(layers), "--without-rauc", "--build", str(tmp_path / "build")]
+    # BitBake does not run as root; the stand-in may.
+    main(words + (["--user", "root"] if os.geteuid() == 0 else []))
+    printed = capsys.readouterr().out
+    assert "raspberrypi5: bitbake -p" in printed
+    assert "raspberrypi5: bitbake -g magnitude-image" in printed
+    assert "left out: BitBake for rock-5b: there is no meta-arm/meta-arm-toolchain" in printed
+    assert "left out: bitbake -n magnitude-image: no --dry-run" in printed

@@ -1,0 +1,88 @@
+"""The kas files: valid by kas' own schema, complete, and in step with the layer."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import Any
+
+import jsonschema
+import pytest
+import yaml
+from kas.configschema import CONFIGSCHEMA
+
+ROOT = Path(__file__).resolve().parent.parent.parent
+KAS = ROOT / "yocto/kas"
+LAYER = ROOT / "yocto/meta-magnitude"
+FILES = sorted(KAS.rglob("*.yml"))
+MACHINES = sorted((KAS / "machine").glob("*.yml"))
+# The collections that layers call themselves, by repository and folder.
+COLLECTIONS = {
+    ("openembedded-core", "meta"): "core",
+    ("meta-openembedded", "meta-oe"): "openembedded-layer",
+    ("meta-openembedded", "meta-python"): "meta-python",
+    ("meta-openembedded", "meta-networking"): "networking-layer",
+}
+
+
+def read(path: Path) -> dict[str, Any]:
+    content: dict[str, Any] = yaml.safe_load(path.read_text())
+    return content
+
+
+def test_there_is_a_file_for_each_machine_and_each_feature() -> None:
+    assert [path.stem for path in MACHINES] == ["qemuarm64", "raspberrypi5", "rock-5b"]
+    assert sorted(path.stem for path in (KAS / "feature").glob("*.yml")) == ["debug", "local-source", "rauc"]
+
+
+@pytest.mark.parametrize("path", FILES, ids=lambda path: path.stem)
+def test_each_file_is_valid_by_kas_own_schema(path: Path) -> None:
+    jsonschema.validate(read(path), CONFIGSCHEMA)
+
+
+@pytest.mark.parametrize("path", FILES, ids=lambda path: path.stem)
+def test_what_a_file_includes_is_there_seen_from_the_repository_s_root(path: Path) -> None:
+    for include in read(path)["header"].get("includes", []):
+        assert (ROOT / include).is_file()
+
+
+@pytest.mark.parametrize("path", MACHINES, ids=lambda path: path.stem)
+def test_a_machine_s_file_is_named_as_its_machine_and_builds_alone(path: Path) -> None:
+    content = read(path)
+    assert content["machine"] == path.stem
+    assert content["header"]["includes"] == ["yocto/kas/base.yml"]
+
+
+def test_every_layer_comes_from_its_public_home_on_the_branch_of_the_layer_s_series() -> None:
+    """Pins are the builder's (`kas lock`): a pin in here would keep security fixes out of everybody's builds."""
+    series = re.findall(r'LAYERSERIES_COMPAT_magnitude = "(\w+)"', (LAYER / "conf/layer.conf").read_text())
+    assert len(series) == 1
+    for path in FILES:
+        for name, repository in read(path).get("repos", {}).items():
+            if name == "magnitude":
+                assert "url" not in repository
+                continue
+            assert re.match(
+                r"https://(git\.openembedded\.org|git\.yoctoproject\.org|github\.com)/", repository["url"]
+            )
+            assert "commit" not in repository
+            # BitBake has numbers for branches; 2.18 belongs to this series.
+            assert repository["branch"] == ("2.18" if name == "bitbake" else series[0])
+
+
+def test_the_layers_that_ours_depends_on_are_in_every_build() -> None:
+    text = (LAYER / "conf/layer.conf").read_text()
+    wanted = set(re.findall(r'LAYERDEPENDS_magnitude = "([^"]+)"', text)[0].split())
+    repositories = read(KAS / "base.yml")["repos"]
+    given = {
+        COLLECTIONS[name, layer]
+        for name, repository in repositories.items()
+        for layer in repository["layers"]
+        if (name, layer) in COLLECTIONS
+    }
+    assert given == wanted
+
+
+def test_no_key_for_updates_is_named_in_a_file() -> None:
+    environment = read(KAS / "feature/rauc.yml")["env"]
+    assert environment == {"RAUC_KEY_FILE": None, "RAUC_CERT_FILE": None, "MAGNITUDE_KEYRING_FILE": None}

@@ -1,0 +1,126 @@
+"""Each kind of fault in a recipe is found, and named in its file."""
+
+from __future__ import annotations
+
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from tests.yocto.tiny_layer import LISTED, PATHS, REVISION, SHA, write_checkout, write_layer
+from yocto.checks.dependencies import check_requirements, check_resolved, check_wheels
+from yocto.checks.finding import Finding
+from yocto.checks.layer import Layer
+from yocto.checks.pins import check_pins, check_revision
+from yocto.checks.sources import check_sources
+from yocto.checks.upstream import check_upstream, missing_layers, read_upstream
+
+
+def found(layer: Layer, checkout: Path) -> list[Finding]:
+    return [
+        *check_sources(layer, checkout),
+        *check_resolved(layer, LISTED),
+        *check_requirements(layer, LISTED, checkout / "pyproject.toml"),
+        *check_wheels(layer, LISTED),
+        *check_pins(layer, checkout),
+    ]
+
+
+def test_nothing_is_found_in_a_sound_layer(tmp_path: Path) -> None:
+    assert found(write_layer(tmp_path / "layer"), write_checkout(tmp_path / "checkout")) == []
+
+
+@pytest.mark.parametrize(
+    ("recipe", "old", "new", "message"),
+    [
+        ("magnitude", "file://local.py", "file://missing.py", "missing.py"),
+        ("magnitude", REVISION, "main", "no full revision"),
+        ("magnitude", 'SRCREV = "', 'SRCREV_other = "', "no full revision"),
+        ("magnitude", ";md5=", ";md5=0", "has no MD5"),
+        ("magnitude", "python3-httpx ", "python3-nothing ", "python3-nothing is neither"),
+        ("magnitude", "python3-httpx ", "", "no RDEPENDS on python3-httpx"),
+        ("wheel", SHA, "0" * 63, "no SHA-256"),
+        ("wheel", "SRC_URI[wheel-aarch64", "SRC_URI[wheel-x86_64", "no SRC_URI[wheel-aarch64.sha256sum]"),
+        ("wheel", "cp314-cp314", "cp313-cp313", "the series has cp314"),
+        ("wheel", "cp314-cp314", "cp314-cp314t", "the series has cp314"),
+        ("wheel", "28_aarch64", "28_x86_64", "is for manylinux_2_28_x86_64"),
+        ("wheel", "0835ade6", "0835ade7", "the MD5 of"),
+        ("models", "name=a", "name=b", "no SRC_URI[b.sha256sum]"),
+        ("models", SHA, "1" * 64, "not those of scripts/fetch_models.py"),
+        ("models", 'LICENSE = "MIT"\n', "", "no LICENSE"),
+        ("group", "'rauc', 'rauc'", "'rauc', 'raucx'", "raucx is neither"),
+        ("group", "python3-onnx", "magnitude", "no RDEPENDS on python3-onnx"),
+    ],
+)
+def test_a_fault_is_found_in_its_file(tmp_path: Path, recipe: str, old: str, new: str, message: str) -> None:
+    layer = write_layer(tmp_path / "layer", **{recipe: (old, new)})
+    findings = found(layer, write_checkout(tmp_path / "checkout"))
+    assert [finding for finding in findings if message in finding.message]
+    assert {finding.path for finding in findings} == {layer.root / PATHS[recipe]}
+
+
+def test_a_changed_licence_of_the_project_is_found(tmp_path: Path) -> None:
+    layer, checkout = write_layer(tmp_path / "layer"), write_checkout(tmp_path / "checkout")
+    (checkout / "LICENSE").write_text("do as I say\n")
+    assert [finding.path.name for finding in found(layer, checkout)] == ["magnitude_0.1.0.bb"]
+
+
+def test_a_version_below_the_bound_of_pyproject_is_found_wherever_it_comes_from(tmp_path: Path) -> None:
+    layer, checkout = write_layer(tmp_path / "layer"), write_checkout(tmp_path / "checkout")
+    text = (checkout / "pyproject.toml").read_text()
+    (checkout / "pyproject.toml").write_text(text.replace("0.27", "0.29").replace("1.5", "1.6").replace("1.17", "2"))
+    messages = [finding.message for finding in found(layer, checkout)]
+    assert messages == [
+        "pyproject.toml requires httpx>=0.29, and the recipe has 0.28.1",
+        "pyproject.toml requires wheeled>=1.6, and the recipe has 1.5",
+        "pyproject.toml requires onnx>=2, and the recipe has 1.20.0",
+    ]
+
+
+def test_a_service_of_another_version_is_found_in_recipe_and_distribution(tmp_path: Path) -> None:
+    layer, checkout = write_layer(tmp_path / "layer"), write_checkout(tmp_path / "checkout")
+    (checkout / "service/magnitude/__init__.py").write_text('__version__ = "0.2.0"\n')
+    assert {finding.path.name for finding in found(layer, checkout)} == {"magnitude_0.1.0.bb", "magnitude-os.conf"}
+
+
+def test_a_layer_for_another_series_is_found(tmp_path: Path) -> None:
+    layer, checkout = write_layer(tmp_path / "layer"), write_checkout(tmp_path / "checkout")
+    (layer.root / "conf/layer.conf").write_text('LAYERSERIES_COMPAT_magnitude = "scarthgap"\n')
+    assert [finding.path.name for finding in found(layer, checkout)] == ["layer.conf"]
+
+
+def test_a_revision_counts_only_when_the_repository_has_it_in_its_history(tmp_path: Path) -> None:
+    checkout = write_checkout(tmp_path / "checkout")
+
+    def git(*words: str) -> str:
+        identity = ("-c", "user.name=a", "-c", "user.email=a@b", "-c", "commit.gpgsign=false")
+        return subprocess.run(
+            ("git", "-C", str(checkout), *identity, *words), check=True, capture_output=True, text=True
+        ).stdout.strip()
+
+    git("init", "--quiet")
+    git("add", ".")
+    git("commit", "--quiet", "-m", "first")
+    first = git("rev-parse", "HEAD")
+    git("commit", "--quiet", "--allow-empty", "-m", "second")
+    assert check_revision(write_layer(tmp_path / "right", magnitude=(REVISION, first)), checkout) == []
+    assert len(check_revision(write_layer(tmp_path / "wrong"), checkout)) == 1
+
+
+def test_the_list_of_what_other_layers_have_is_compared_with_them(tmp_path: Path) -> None:
+    folder = tmp_path / "meta-openembedded/meta-python/recipes-a/python"
+    folder.mkdir(parents=True)
+    (folder / "python3-httpx_0.28.1.bb").touch()
+    (folder / "python3-onnx_1.21.0.bb").touch()
+    (tmp_path / "meta-rauc").mkdir()
+    messages = [finding.message for finding in check_upstream(LISTED, tmp_path)]
+    assert messages == ["python3-onnx is 1.20.0 here and 1.21.0 in meta-python", "rauc has no recipe rauc"]
+    assert missing_layers(LISTED, tmp_path) == ["core"]
+
+
+def test_a_package_of_a_recipe_with_another_name_is_listed_with_it(tmp_path: Path) -> None:
+    listed = tmp_path / "upstream.yaml"
+    listed.write_text("core:\n  systemd: '259.1'\n  e2fsprogs-resize2fs: e2fsprogs 1.47.3\n")
+    entries = read_upstream(listed)
+    assert (entries["systemd"].recipe, entries["systemd"].version) == ("systemd", "259.1")
+    assert (entries["e2fsprogs-resize2fs"].recipe, entries["e2fsprogs-resize2fs"].version) == ("e2fsprogs", "1.47.3")

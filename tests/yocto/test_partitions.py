@@ -1,0 +1,153 @@
+"""Partitions, slots and the boot script's state: named once, and meant alike wherever they are used."""
+
+from __future__ import annotations
+
+import configparser
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+LAYER = Path(__file__).resolve().parent.parent.parent / "yocto/meta-magnitude"
+PARTITIONS = LAYER / "conf/distro/include/magnitude-partitions.inc"
+SCRIPT = LAYER / "recipes-bsp/magnitude-boot/files/boot.cmd"
+SYSTEM_CONF = LAYER / "dynamic-layers/rauc/recipes-core/rauc/files/system.conf"
+FSTAB = LAYER / "recipes-core/base-files/files/fstab"
+LAYOUTS = sorted((LAYER / "files/wic").glob("*.wks.in"))
+NAMES = {"boot": 1, "root-a": 2, "root-b": 3, "data": 4}
+
+
+class Datastore:
+    """Of BitBake's, what the function in the include file asks."""
+
+    def __init__(self, **values: str) -> None:
+        self.values = values
+
+    def getVar(self, name: str) -> str | None:
+        return self.values.get(name)
+
+
+def partuuid(table: str, number: int) -> str:
+    """What the include file's own function says."""
+    found = re.search(r"^def magnitude_partuuid.*?(?=^\S)", PARTITIONS.read_text(), flags=re.MULTILINE | re.DOTALL)
+    assert found
+    names: dict[str, Any] = {}
+    exec(found[0], names)  # the function of our own file
+    result: str = names["magnitude_partuuid"](
+        Datastore(MAGNITUDE_DISK_ID=assigned("MAGNITUDE_DISK_ID"), MAGNITUDE_PTABLE=table), number
+    )
+    return result
+
+
+def assigned(name: str) -> str:
+    found = re.search(rf'^{re.escape(name)} \??= "([^"]*)"', PARTITIONS.read_text(), flags=re.MULTILINE)
+    assert found, name
+    return found[1]
+
+
+def parts(layout: Path) -> list[dict[str, str]]:
+    """The `part` lines of a layout that become partitions or are written beside them, as options."""
+    result = []
+    for line in layout.read_text().splitlines():
+        if line.startswith("part "):
+            options = dict(re.findall(r"--([\w-]+)(?:[ =](?!--)(\"[^\"]*\"|\S+))?", line))
+            result.append(options)
+    return result
+
+
+def test_gpt_partitions_have_fixed_identities() -> None:
+    assert partuuid("gpt", 2) == "6d61676e-0001-4000-8000-000000000002"
+
+
+def test_mbr_partitions_are_the_disk_s_identity_and_their_number() -> None:
+    assert partuuid("msdos", 4) == "6d61676e-04"
+
+
+@pytest.mark.parametrize("layout", LAYOUTS, ids=lambda path: path.stem)
+def test_a_layout_has_boot_two_equal_slots_and_data_last(layout: Path) -> None:
+    table = [part for part in parts(layout) if "no-table" not in part]
+    assert [part["label"] for part in table] == ["MAGBOOT", "root-a", "root-b", "magnitude-data"]
+    assert [part["fstype"] for part in table] == ["vfat", "ext4", "ext4", "ext4"]
+    assert table[1]["fixed-size"] == table[2]["fixed-size"] == "${MAGNITUDE_ROOT_SIZE}"
+    # U-Boot reads the kernel out of both.
+    assert "MAGNITUDE_EXT4_FEATURES" in table[1]["mkfs-extraopts"]
+    assert table[1]["mkfs-extraopts"] == table[2]["mkfs-extraopts"]
+    if "rpi" not in layout.name:
+        assert [part["uuid"] for part in table] == [
+            f"${{MAGNITUDE_PARTUUID_{name}}}" for name in ("BOOT", "ROOT_A", "ROOT_B", "DATA")
+        ]
+
+
+@pytest.mark.parametrize("layout", LAYOUTS, ids=lambda path: path.stem)
+def test_the_boot_state_lies_where_no_partition_and_no_loader_lies(layout: Path) -> None:
+    first = int(assigned("MAGNITUDE_BOOT_STATE_OFFSET"), 16)
+    end = first + 2 * int(assigned("MAGNITUDE_BOOT_STATE_SIZE"), 16)
+    for part in parts(layout):
+        if part.get("offset") == "64s":
+            continue  # the loader; it ends where the state begins, and is a fifteenth of that
+        begins = int(part["offset"][:-1]) * 512 if "offset" in part else int(part["align"]) * 1024
+        assert begins >= end
+        if "no-table" not in part:
+            break
+
+
+def test_script_and_linux_look_for_the_state_in_the_same_place() -> None:
+    text = SCRIPT.read_text()
+    offset = int(assigned("MAGNITUDE_BOOT_STATE_OFFSET"), 16)
+    size = int(assigned("MAGNITUDE_BOOT_STATE_SIZE"), 16)
+    assert f"setenv m_blocks {offset // 512:x} {(offset + size) // 512:x}\n" in text
+    assert re.findall(r"\$\{m_block\} (\w+)", text) == [f"{size // 512:x}"] * 2
+    assert re.findall(r"env (?:import -c|export -c -s)(?: \$\{\w+\})? (\w+)", text) == [f"{size:x}"] * 2
+
+
+def test_the_script_s_slots_are_rauc_s_slots() -> None:
+    conf = configparser.ConfigParser()
+    conf.read(SYSTEM_CONF)
+    slots = {conf[name]["bootname"]: conf[name]["device"] for name in conf.sections() if name.startswith("slot.")}
+    assert slots == {
+        "A": "/dev/disk/by-partuuid/@ROOT_A@",
+        "B": "/dev/disk/by-partuuid/@ROOT_B@",
+    }
+    script = dict(re.findall(r"m_slot\} = (\w); then\n.*\n\s+setenv m_part (\d)", SCRIPT.read_text()))
+    assert script == {"A": str(NAMES["root-a"]), "B": str(NAMES["root-b"])}
+
+
+def test_a_board_that_believes_it_is_1970_can_take_an_update() -> None:
+    conf = configparser.ConfigParser()
+    conf.read(SYSTEM_CONF)
+    assert conf["keyring"]["use-bundle-signing-time"] == "true"
+
+
+def test_rauc_and_the_script_give_the_same_number_of_tries() -> None:
+    conf = configparser.ConfigParser()
+    conf.read(SYSTEM_CONF)
+    given = set(re.findall(r"setenv BOOT_[AB]_LEFT (\d)", SCRIPT.read_text()))
+    assert given == {conf["system"]["boot-attempts"], conf["system"]["boot-attempts-primary"]}
+
+
+def mounts() -> list[list[str]]:
+    return [line.split() for line in FSTAB.read_text().splitlines() if line and not line.startswith("#")]
+
+
+def test_what_is_needed_to_be_the_same_device_after_an_update_lies_on_data() -> None:
+    kept = {place for source, place, *_ in mounts() if source.startswith("/data/")}
+    assert {
+        "/var/lib/magnitude",
+        "/var/lib/magnitude-last-resort",
+        "/var/cache/magnitude",
+        "/var/lib/rauc",
+        "/var/lib/systemd",
+    } <= kept
+
+
+def test_root_and_boot_are_read_only_and_no_mount_is_optional() -> None:
+    options = {place: options.split(",") for _, place, _, options, *_ in mounts()}
+    assert "ro" in options["/"]
+    assert "ro" in options["/boot/firmware"]
+    assert not any("nofail" in each for each in options.values())
+    assert "x-systemd.growfs" in options["/data"]
+
+
+def test_data_is_never_a_slot() -> None:
+    assert "DATA" not in re.sub(r"^#.*", "", SYSTEM_CONF.read_text(), flags=re.MULTILINE)

@@ -1,0 +1,26 @@
+"""The layer's own recipes pass the checks that need nothing but the checkout."""
+
+from __future__ import annotations
+
+from yocto.checks.command import lint, sanity
+from yocto.checks.layer import CHECKOUT, LAYER, read_layer
+
+
+def test_the_recipes_are_sound_by_themselves() -> None:
+    assert sanity(read_layer(), CHECKOUT) == []
+
+
+def test_the_linter_finds_nothing_in_the_recipes() -> None:
+    assert lint(read_layer()) == []
+
+
+def test_every_recipe_and_append_says_what_it_is_for() -> None:
+    for path in LAYER.rglob("*.bb"):
+        assert "SUMMARY" in path.read_text(), path
+
+
+def test_no_file_of_the_layer_names_a_host_that_packages_are_downloaded_from() -> None:
+    for path in LAYER.rglob("*"):
+        if path.is_file():
+            assert "pythonhosted" not in path.read_text(), path
+            assert "pypi.org" not in path.read_text(), path

@@ -1,0 +1,134 @@
+"""What BitBake says of the layer, together with the layers that it is built on."""
+
+from __future__ import annotations
+
+import os
+import pwd
+import re
+import subprocess
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+
+import msgspec
+
+from yocto.checks.finding import Finding
+from yocto.checks.layer import Layer
+
+BITBAKE = "bitbake"
+CORE = "openembedded-core"
+# Layers of every machine, in the order of bblayers.conf.
+_COMMON = (
+    f"{CORE}/meta",
+    "meta-openembedded/meta-oe",
+    "meta-openembedded/meta-python",
+    "meta-openembedded/meta-networking",
+)
+# Machine → layers of its own.
+MACHINES: Mapping[str, tuple[str, ...]] = {
+    "raspberrypi5": ("meta-raspberrypi",),
+    "rock-5b": ("meta-arm/meta-arm-toolchain", "meta-arm/meta-arm", "meta-rockchip"),
+    "qemuarm64": (),
+}
+_UPDATES = ("meta-rauc",)
+IMAGE = "magnitude-image"
+
+# Nothing is downloaded, and nothing that others have cached is asked for: the answer depends on the layers alone.
+# The Raspberry Pi's Wi-Fi firmware has a licence that its builder has to accept.
+_LOCAL_CONF = """\
+CONF_VERSION = "2"
+MACHINE = "{machine}"
+DISTRO = "magnitude-os"
+{features}\
+LICENSE_FLAGS_ACCEPTED = "synaptics-killswitch"
+BB_NO_NETWORK = "1"
+CONNECTIVITY_CHECK_URIS = ""
+INHERIT:remove = "uninative"
+BB_SIGNATURE_HANDLER = "OEBasicHash"
+BB_HASHSERVE = ""
+BB_NUMBER_THREADS = "{threads}"
+BB_NUMBER_PARSE_THREADS = "{threads}"
+BB_DISKMON_DIRS = ""
+"""
+
+
+class Build(msgspec.Struct, frozen=True, kw_only=True):
+    """A build folder for `machine`: the layers that it reads, and those that are not there."""
+
+    machine: str
+    layers: tuple[Path, ...]
+    missing: tuple[str, ...]
+
+
+def plan_build(machine: str, layers: Path, own: Path, *, rauc: bool) -> Build:
+    """Which of the clones below `layers` a build for `machine` reads."""
+    wanted = (*_COMMON, *MACHINES[machine], *(_UPDATES if rauc else ()))
+    missing = [name for name in wanted if not (layers / name / "conf/layer.conf").is_file()]
+    if not (layers / BITBAKE / "bin/bitbake").is_file():
+        missing.append(BITBAKE)
+    return Build(
+        machine=machine,
+        layers=(*(layers / name for name in wanted), own),
+        missing=tuple(missing),
+    )
+
+
+def write_configuration(build: Build, folder: Path, *, rauc: bool, threads: int) -> None:
+    """The two files that a build folder needs. Raises `OSError`."""
+    conf = folder / "conf"
+    conf.mkdir(parents=True, exist_ok=True)
+    features = _update_features(folder) if rauc else ""
+    conf.joinpath("local.conf").write_text(
+        _LOCAL_CONF.format(machine=build.machine, features=features, threads=threads)
+    )
+    listed = " \\\n".join(f"    {layer}" for layer in build.layers)
+    conf.joinpath("bblayers.conf").write_text(
+        f'LCONF_VERSION = "7"\nBBPATH = "${{TOPDIR}}"\nBBFILES ?= ""\nBBLAYERS = " \\\n{listed} \\\n"\n'
+    )
+
+
+def _update_features(folder: Path) -> str:
+    """Updates, with keys that only have to be there: nothing is signed when recipes are parsed."""
+    key = folder / "conf/no-key.pem"
+    key.touch()
+    names = ("RAUC_KEY_FILE", "RAUC_CERT_FILE", "MAGNITUDE_KEYRING_FILE")
+    return 'DISTRO_FEATURES:append = " rauc"\n' + "".join(f'{name} = "{key}"\n' for name in names)
+
+
+def run(arguments: Sequence[str], folder: Path, layers: Path, *, user: str | None) -> tuple[int, list[str]]:
+    """Run BitBake in the build folder, as `user` where this is root; its status and what it printed."""
+    script = f'. "{layers / CORE}/oe-init-build-env" "{folder}" "{layers / BITBAKE}" >/dev/null && exec bitbake "$@"'
+    environment = {**os.environ, "HOME": str(folder), "LC_ALL": "en_US.UTF-8", "PWD": str(layers / CORE)}
+    # The script works out where it lies by the shell's folder.
+    process = subprocess.Popen(
+        ("bash", "-c", script, "bitbake", *arguments),
+        cwd=layers / CORE,
+        env=environment,
+        user=user,
+        group=pwd.getpwnam(user).pw_gid if user else None,
+        extra_groups=[] if user else None,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        stdin=subprocess.DEVNULL,
+        text=True,
+    )
+    assert process.stdout is not None
+    with process, process.stdout as output:
+        lines = [line.rstrip("\n") for line in output]
+    return process.returncode, lines
+
+
+def judge(build: Build, status: int, lines: Iterable[str], layer: Layer) -> tuple[list[Finding], list[str]]:
+    """What BitBake's messages say of the layer, and the warnings that are about others."""
+    own = {str(layer.root), *(recipe.name for recipe in layer.recipes)}
+    # In messages a name stands alone, or as NAME_VERSION.bb, NAME-VERSION-rN, NAME-native.
+    ends = r"(?=-\d|_\d|-native|[^\w-]|$)"
+    ours = re.compile("|".join(rf"(?<![\w-]){re.escape(name)}{ends}" for name in sorted(own)))
+    findings, theirs = [], []
+    for line in lines:
+        if line.startswith("ERROR:") or (line.startswith("WARNING:") and ours.search(line)):
+            findings.append(Finding(path=layer.root, message=f"{build.machine}: {line}"))
+        elif line.startswith("WARNING:"):
+            theirs.append(line)
+    if status and not findings:
+        findings.append(Finding(path=layer.root, message=f"{build.machine}: bitbake ended with status {status}"))
+    return findings, theirs

@@ -1,0 +1,1 @@
+RDEPENDS:${PN}:append = "${@bb.utils.contains('DISTRO_FEATURES', 'rauc', ' rauc', '', d)}"

@@ -1,0 +1,56 @@
+SUMMARY = "What makes a board an inference service"
+SUMMARY:${PN} = "The service, its models, and the system around it"
+SUMMARY:${PN}-debug = "Tests, load and tools to look into a running board"
+SUMMARY:${PN}-import = "What `magnitude import` needs for GGUF files and Hugging Face folders"
+DESCRIPTION = "The service with the models that every image brings, what it needs of the system around it, and what \
+    a person needs to bring a model of their own."
+
+# Boards add to it what only they have.
+PACKAGE_ARCH = "${MACHINE_ARCH}"
+
+inherit packagegroup
+
+# As for the service itself.
+COMPATIBLE_HOST = "(aarch64|x86_64).*-linux"
+COMPATIBLE_HOST:libc-musl = "null"
+
+PACKAGES = "${PN} ${PN}-import ${PN}-debug"
+
+# Wi-Fi on every machine: where the board has none, a stick may be plugged in.
+RDEPENDS:${PN} = "\
+    ca-certificates \
+    dosfstools \
+    e2fsprogs-e2fsck \
+    e2fsprogs-resize2fs \
+    kernel-modules \
+    magnitude \
+    magnitude-models \
+    magnitude-os-config \
+    networkmanager \
+    networkmanager-nmcli \
+    networkmanager-wifi \
+    openssh-sshd \
+    util-linux-sfdisk \
+    wireless-regdb-static \
+    wpa-supplicant \
+"
+
+RDEPENDS:${PN}-import = "\
+    python3-gguf \
+    python3-onnx \
+    python3-safetensors \
+"
+
+RDEPENDS:${PN}-debug = "\
+    gdbserver \
+    htop \
+    iotop \
+    iperf3 \
+    lsof \
+    magnitude-tests \
+    perf \
+    strace \
+    stress-ng \
+    tcpdump \
+    usbutils \
+"
