@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shutil
+from collections.abc import Mapping
 from pathlib import Path
 
 from image.guest.debian import run
@@ -84,10 +85,16 @@ def owner_in(tree: Path, name: str = "magnitude") -> tuple[int, int]:
 
 
 def make_boot_image(
-    workshop: Workshop, folder: Path, target: str, size_bytes: int, architecture: str, grub: Path
+    workshop: Workshop,
+    folder: Path,
+    target: str,
+    size_bytes: int,
+    architecture: str,
+    grub: Path,
+    variables: Mapping[str, str] = FIRST_ENVIRONMENT,
 ) -> None:
     """`target` in `folder`: FAT32 with the boot loader, its choice of a slot, and room for the user's own files.
-    `grub`: the folder of GRUB's modules."""
+    `grub`: the folder of GRUB's modules; `variables`: what it finds in its environment."""
     name, grub_format = EFI_NAMES[architecture]
     tree = folder / "boot"
     for part in ("EFI/BOOT", "grub", "magnitude", "modules"):
@@ -100,7 +107,7 @@ def make_boot_image(
     shutil.rmtree(tree / "modules")
     options = KERNEL_OPTIONS.format(console=CONSOLES[architecture])
     (tree / "grub/grub.cfg").write_text(fill_in((FILES / "grub.cfg").read_text(), {"KERNEL_OPTIONS": options}))
-    (tree / "grub/grubenv").write_bytes(environment(FIRST_ENVIRONMENT))
+    (tree / "grub/grubenv").write_bytes(environment(variables))
     with (folder / target).open("wb") as file:
         file.truncate(size_bytes)
     workshop.run(folder, "mkfs.vfat", "-F", "32", "-s", "1", "-n", BOOT_LABEL, target)
@@ -108,7 +115,7 @@ def make_boot_image(
     shutil.rmtree(tree)
 
 
-def environment(variables: dict[str, str]) -> bytes:
+def environment(variables: Mapping[str, str]) -> bytes:
     """GRUB's environment block (GRUB manual, "Environment block")."""
     text = "# GRUB Environment Block\n" + "".join(f"{name}={value}\n" for name, value in variables.items())
     return text.encode().ljust(ENVIRONMENT_BYTES, b"#")

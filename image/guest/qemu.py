@@ -7,7 +7,8 @@ from collections.abc import Sequence
 from pathlib import Path
 
 PROGRAMS = {"amd64": "qemu-system-x86_64", "arm64": "qemu-system-aarch64"}
-# Debian's packages ovmf and qemu-efi-aarch64.
+# What brings program and firmware, on Debian.
+PACKAGES = {"amd64": "qemu-system-x86 ovmf", "arm64": "qemu-system-arm qemu-efi-aarch64"}
 FIRMWARE = {"amd64": "/usr/share/ovmf/OVMF.fd", "arm64": "/usr/share/qemu-efi-aarch64/QEMU_EFI.fd"}
 # arm64: the cores of a Raspberry Pi 5 and the large ones of an RK3588.
 MACHINES = {"amd64": ("q35", "max"), "arm64": ("virt", "cortex-a76")}
