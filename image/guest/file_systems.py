@@ -38,7 +38,11 @@ CONSOLES = {"amd64": "ttyS0", "arm64": "ttyAMA0"}
 KERNEL_OPTIONS = "console={console} panic=10 psi=1 net.ifnames=0 quiet"
 ENVIRONMENT_BYTES = 1024
 # The image comes with A, and B is empty.
-FIRST_ENVIRONMENT = {"ORDER": "A B", "A_OK": "1", "A_TRY": "0", "B_OK": "0", "B_TRY": "0"}
+FIRST_ENVIRONMENT = {
+    "ORDER": "A B",
+    **{"A_OK": "1", "A_TRY": "0", "A_LEFT": "3"},
+    **{"B_OK": "0", "B_TRY": "0", "B_LEFT": "3"},
+}
 
 
 def used_bytes(tree: Path) -> int:
@@ -62,7 +66,7 @@ def make_data_image(
     """`target` in `folder`: an empty data partition with `config` as the user's own configuration. `owner`: user and
     group of the service in the image."""
     tree = folder / "data"
-    for name in ("etc", "lib/magnitude-last-resort", "lib/rauc", "lib/systemd", "overlay/etc/upper",
+    for name in ("lib/magnitude-device", "lib/magnitude-last-resort", "lib/rauc", "lib/systemd", "overlay/etc/upper",
                  "overlay/etc/work", "overlay/models/work"):  # fmt: skip
         (tree / name).mkdir(parents=True)
     for name in ("lib/magnitude", "lib/magnitude/models", "cache/magnitude", "overlay/models/upper"):

@@ -64,7 +64,7 @@ def fetch_kernel(
 def make_initrd(target: Path, kernel: UnpackedKernel, init: str, modules: Sequence[str] = MODULES) -> None:
     """Write a RAM file system of busybox, the script `init` and `modules`, which it finds in `/modules` in order."""
     tree = target.with_name(target.name + ".tree")
-    for name in ("bin", "data", "dev", "modules", "proc", "root", "run", "sys"):
+    for name in ("bin", "dev", "modules", "proc", "root", "sys"):
         (tree / name).mkdir(parents=True)
     shutil.copy(kernel.tree / "bin" / "busybox", tree / "bin" / "busybox")
     (tree / "init").write_text(init)

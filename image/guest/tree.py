@@ -19,10 +19,11 @@ from image.guest.workshop import Workshop
 
 SUITE = "trixie"
 FILES = Path(__file__).resolve().parent / "files"
-# rauc-service brings RAUC's unit and its place on the bus; e2fsprogs checks the data partition.
+# rauc-service brings RAUC's unit and its place on the bus; e2fsprogs and fdisk check and grow the data partition.
 PACKAGES = (
     "dbus",
     "e2fsprogs",
+    "fdisk",
     "iproute2",
     "kmod",
     "python3",
@@ -81,6 +82,7 @@ MOUNT_POINTS = (
     "usr/share/magnitude/models",
     "var/cache/magnitude",
     "var/lib/magnitude/models",
+    "var/lib/magnitude-device",
     "var/lib/magnitude-last-resort",
     "var/lib/rauc",
     "var/lib/systemd",

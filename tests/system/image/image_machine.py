@@ -58,7 +58,7 @@ class ImageMachine(Machine):
     def wait_confirmed(self, slot: str) -> None:
         """Wait until `slot` is marked good."""
         listed = "grub-editenv /boot/firmware/grub/grubenv list"
-        self.until(f"{listed} | grep -qx {slot}_TRY=0", timeout_s=BOOT_S)
+        self.until(f"{listed} | grep -qx {slot}_LEFT=3", timeout_s=BOOT_S)
 
     def install(self, update: Path, number: int = 0) -> None:
         """Install the update that is the machine's extra disk with this number."""

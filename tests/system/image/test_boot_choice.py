@@ -19,7 +19,7 @@ from image.guest.partitions import MIB, layout, write_disk
 
 pytestmark = [pytest.mark.system, pytest.mark.on_demand]
 
-WHOLE = {"A_OK": "1", "A_TRY": "0", "B_OK": "1", "B_TRY": "0"}
+WHOLE = {"A_OK": "1", "A_TRY": "0", "A_LEFT": "3", "B_OK": "1", "B_TRY": "0", "B_LEFT": "3"}
 
 
 @pytest.mark.parametrize(
@@ -28,9 +28,9 @@ WHOLE = {"A_OK": "1", "A_TRY": "0", "B_OK": "1", "B_TRY": "0"}
         # Three tries each, in order; then, rather than nothing, from the beginning.
         ({"ORDER": "B A", **WHOLE}, "BBBAAAB"),
         # Confirmed since, so all three are left of A, and one of B.
-        ({"ORDER": "B A", **WHOLE, "B_TRY": "2"}, "BAAA"),
+        ({"ORDER": "B A", **WHOLE, "B_LEFT": "1"}, "BAAA"),
         # A slot that is being written is never started, also when the other one has no try left.
-        ({"ORDER": "A B", **WHOLE, "A_TRY": "3", "B_OK": "0"}, "AAAA"),
+        ({"ORDER": "A B", **WHOLE, "A_TRY": "1", "A_LEFT": "0", "B_OK": "0"}, "AAAA"),
         # Neither is said to be whole: one of them all the same.
         ({"ORDER": "A B", **WHOLE, "A_OK": "0", "B_OK": "0"}, "BB"),
     ],

@@ -23,8 +23,8 @@ from image.guest.partitions import MIB, layout, offsets
 
 pytestmark = [pytest.mark.system, pytest.mark.on_demand]
 
-# What is written into the boot loader's environment decides which slot is booted: the power fails on both sides of the
-# last six of these writes (A confirmed, B being written, B whole, B tried, B confirmed among them).
+# What is written into the boot loader's environment decides which slot is booted: the power fails on both sides of
+# the last six of these writes (A confirmed, B being written, B whole, B tried, B confirmed among them).
 CUTS_WHILE_WRITING, CUTS_BESIDE_DECISIONS = 8, 12
 ENVIRONMENT = b"# GRUB Environment Block"
 LOG_BYTES = 8 << 30  # sparse
