@@ -48,7 +48,7 @@ def make_bundle(
     for name in (KEY, CERTIFICATE):
         shutil.copy(keys / name, folder / name)
     workshop.run(
-        folder, "rauc", f"--cert={CERTIFICATE}", f"--key={KEY}", f"--mksquashfs-args={SQUASHFS}", "bundle",
+        folder, "rauc", "bundle", f"--cert={CERTIFICATE}", f"--key={KEY}", f"--mksquashfs-args={SQUASHFS}",
         "bundle", "made.raucb",
     )  # fmt: skip
     shutil.move(folder / "made.raucb", target)

@@ -115,7 +115,7 @@ def make_boot_image(
     with (folder / target).open("wb") as file:
         file.truncate(size_bytes)
     workshop.run(folder, "mkfs.vfat", "-F", "32", "-s", "1", "-n", BOOT_LABEL, target)
-    workshop.run(folder, "sh", "-c", f"mcopy -s -i {target} boot/* ::/")
+    workshop.run(folder, "sh", "-c", f"MTOOLS_SKIP_CHECK=1 mcopy -s -i {target} boot/* ::/")
     shutil.rmtree(tree)
 
 

@@ -9,7 +9,9 @@ from pathlib import Path
 PROGRAMS = {"amd64": "qemu-system-x86_64", "arm64": "qemu-system-aarch64"}
 # What brings program and firmware, on Debian.
 PACKAGES = {"amd64": "qemu-system-x86 ovmf", "arm64": "qemu-system-arm qemu-efi-aarch64"}
-FIRMWARE = {"amd64": "/usr/share/ovmf/OVMF.fd", "arm64": "/usr/share/qemu-efi-aarch64/QEMU_EFI.fd"}
+FIRMWARE = {"amd64": "/usr/share/OVMF/OVMF_CODE_4M.fd", "arm64": "/usr/share/qemu-efi-aarch64/QEMU_EFI.fd"}
+# What the firmware remembers, forgotten at the end; with nowhere to put it, it would write to the boot partition.
+MEMORY = "/usr/share/OVMF/OVMF_VARS_4M.fd"
 # arm64: the cores of a Raspberry Pi 5 and the large ones of an RK3588.
 MACHINES = {"amd64": ("q35", "max"), "arm64": ("virt", "cortex-a76")}
 MEMORY_MB = 2048
@@ -22,8 +24,18 @@ def machine(architecture: str, *, accelerator: str = "tcg,thread=multi", memory_
     return [
         PROGRAMS[architecture],
         *("-machine", board, "-accel", accelerator, "-cpu", processor, "-smp", "2", "-m", str(memory_mb)),
-        *("-bios", FIRMWARE[architecture], "-nodefaults", "-no-user-config", "-display", "none"),
+        *_firmware(architecture),
+        *("-nodefaults", "-no-user-config", "-display", "none"),
         *("-device", "virtio-rng-pci"),
+    ]
+
+
+def _firmware(architecture: str) -> list[str]:
+    if architecture != "amd64":
+        return ["-bios", FIRMWARE[architecture]]
+    return [
+        *("-drive", f"if=pflash,unit=0,format=raw,readonly=on,file={FIRMWARE[architecture]}"),
+        *("-drive", f"if=pflash,unit=1,format=raw,snapshot=on,file={MEMORY}"),
     ]
 
 
