@@ -46,7 +46,8 @@ class Workshop:
         return run(
             "unshare", "--mount", "--", "sh", "-c",
             ENTER, "sh", folder, self.root,
-            "/usr/bin/env", "-i", "PATH=/usr/sbin:/usr/bin:/sbin:/bin", "LC_ALL=C.UTF-8", f"--chdir={HERE}", *command,
+            "/usr/bin/env", "-i",
+            f"--chdir={HERE}", "PATH=/usr/sbin:/usr/bin:/sbin:/bin", "LC_ALL=C.UTF-8", *command,
         )  # fmt: skip
 
 
