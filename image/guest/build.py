@@ -99,7 +99,7 @@ def why_not(architecture: str) -> str:
 def kept_parts(cache: Path, architecture: str) -> Parts:
     """Tools, base and kernel, from the cache or made now. Raises `BuildFailed`."""
     common = [tree.SUITE, *LEFT_OUT]
-    base_recipe = [inspect.getsource(tree.make_base), *tree.PACKAGES, *tree.UNUSED, *tree.LEFTOVERS]
+    base_recipe = [inspect.getsource(tree.make_base), *tree.PACKAGES]
     base_key = key_of(*common, *base_recipe, *map(str, GLIBC_MINORS), *dependencies())
     boot_recipe = [inspect.getsource(tree.fetch_boot_parts), tree.KERNELS[architecture]]
     boot_key = key_of(*common, *boot_recipe, *contents(["image/guest/kernel.py", "image/guest/files/init"]))

@@ -49,9 +49,16 @@ UNUSED = (
     "numpy/_core/include",
     "numpy/_core/lib",
     "numpy/_pyinstaller",
-    "numpy/typing/tests",
+    # What the tokenizer would download with, which nothing here does.
+    "fsspec",
+    "hf_xet",
+    "httpcore2",
+    "httpx2",
+    "huggingface_hub",
+    "tqdm",
 )
-# What Debian's own packages leave behind, and a read-only root never uses.
+# What Debian's own packages leave behind, and a read-only root never uses. (So are the C library's tables of old
+# character sets, below a folder that has the architecture in its name.)
 LEFTOVERS = (
     "var/cache/apt",
     "var/lib/apt/lists",
@@ -104,14 +111,17 @@ def make_base(root: Path, architecture: str) -> None:
     site = root / SITE
     run(sys.executable, "-m", "pip", "install", "--quiet", "--no-compile", f"--target={site}",
         *wheel_options(python_of(root), MACHINES[architecture]), *dependencies())  # fmt: skip
-    for name in UNUSED:
-        shutil.rmtree(site / name, ignore_errors=True)
-    for tests in [folder for folder in site.glob("**/tests") if folder.is_dir()]:
-        shutil.rmtree(tests)
     # Command line programs of the dependencies; their first line names this machine's Python.
     shutil.rmtree(site / "bin", ignore_errors=True)
-    for name in LEFTOVERS:
-        shutil.rmtree(root / name, ignore_errors=True)
+
+
+def trim(root: Path) -> None:
+    """Take away what the device never uses."""
+    site = root / SITE
+    unused = [*(site / name for name in UNUSED), *(root / name for name in LEFTOVERS)]
+    unused += [*site.glob("**/tests"), *root.glob("usr/lib/*-linux-gnu/gconv")]
+    for folder in unused:
+        shutil.rmtree(folder, ignore_errors=True)
 
 
 def fetch_boot_parts(folder: Path, architecture: str) -> None:
@@ -140,6 +150,7 @@ def make_tree(
 ) -> None:
     """What is ours on top of `base`, into `root`. Files of the folder `overlay` are put over all others."""
     run("cp", "--archive", "--reflink=auto", f"{base}/.", root)
+    trim(root)
     for folder in MOUNT_POINTS:
         (root / folder).mkdir(parents=True, exist_ok=True)
     (root / "boot").mkdir(exist_ok=True)
