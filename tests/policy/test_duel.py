@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from magnitude.engine.session_spec import SessionSpec
-from magnitude.policy.duel import LEAST_SAMPLES, Duel
+from magnitude.policy.duel import HOPELESS_SAMPLES, LEAST_SAMPLES, Duel
 from magnitude.policy.learned import Choice
 
 TWO = Choice(session=SessionSpec(threads=2))
@@ -41,6 +41,17 @@ def test_a_tenth_less_wins_after_a_full_window() -> None:
 def test_what_is_clearly_slower_is_given_up_early() -> None:
     lost = fought(duel(), 1.5, 0.05, 100)
     assert lost.verdict() == "lost" and lost.samples == LEAST_SAMPLES
+
+
+def test_what_takes_twice_as_long_is_given_up_after_a_few_pairs() -> None:
+    lost = fought(duel(), 2.0, 0.05, 100)
+    assert lost.verdict() == "lost" and lost.samples == HOPELESS_SAMPLES
+
+
+@given(seed=st.integers(0, 10_000))
+def test_equal_choices_are_not_taken_for_hopeless(seed: int) -> None:
+    same = fought(duel(), 1.0, 0.17, HOPELESS_SAMPLES, seed)
+    assert same.verdict() == "open"
 
 
 def test_a_gain_below_the_least_one_is_no_reason_to_switch() -> None:

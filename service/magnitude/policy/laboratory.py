@@ -7,6 +7,7 @@ from collections.abc import Callable, Collection, Mapping
 
 from magnitude.engine.session_spec import SessionSpec
 from magnitude.policy.contest import Contest
+from magnitude.policy.duel import HOPELESS
 from magnitude.policy.experiment import GIVE_UP_S, Experiment, LossBudget, most_used
 from magnitude.policy.learned import Choice
 from magnitude.policy.moment import Moment
@@ -39,9 +40,6 @@ LOOK_AGAIN_S = 60.0
 LONGEST_PIECE_S = 1.0
 # After a switch: what was left had a P95 so much lower under load that the switch is taken back (`duel.MOST_P95`).
 MOST_P95_RISE = 1.2
-
-# What takes so many times as long with one number of rows or tokens does not win with another.
-HOPELESS = 1.5
 
 Challengers = Callable[[Contest, Moment], list[Choice]]
 
