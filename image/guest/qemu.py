@@ -14,7 +14,8 @@ FIRMWARE = {"amd64": "/usr/share/OVMF/OVMF_CODE_4M.fd", "arm64": "/usr/share/qem
 MEMORY = "/usr/share/OVMF/OVMF_VARS_4M.fd"
 # arm64: the cores of a Raspberry Pi 5 and the large ones of an RK3588.
 MACHINES = {"amd64": ("q35", "max"), "arm64": ("virt", "cortex-a76")}
-MEMORY_MB = 2048
+# The chat model with its KV memory does not fit beside the rest into 2 GB.
+MEMORY_MB = 3072
 PORT = 11500
 
 
