@@ -15,6 +15,7 @@ import signal
 import socket
 import subprocess
 import time
+from collections.abc import Sequence
 from pathlib import Path
 from types import TracebackType
 from typing import Any, NamedTuple, Self
@@ -33,7 +34,7 @@ POLL_S = 0.5
 COMMAND_S = 120.0
 
 
-_running: list[Guest] = []
+_running: list[Machine] = []
 
 
 class GuestError(Exception):
@@ -45,45 +46,26 @@ class Finished(NamedTuple):
     output: str
 
 
-class Guest:
-    """One machine. `disk` is a qcow2 image that it writes to; files of its run lie in `folder`.
+class Machine:
+    """One run of QEMU by `command`, to which console, control and the agent's port are added; files of the run lie in
+    `folder`.
 
     As a context manager it runs from the beginning of the block, and is gone at its end whatever happened.
     """
 
-    def __init__(
-        self,
-        image: GuestImage,
-        disk: Path,
-        folder: Path,
-        *,
-        saved: str | None = None,
-        kernel_options: str = "",
-        memory_mb: int = MEMORY_MB,
-    ) -> None:
-        """`saved` names the state in `disk` to go on from, instead of a boot. It holds for one and the same machine:
-        options must be as they were when it was saved."""
+    def __init__(self, command: Sequence[str], folder: Path) -> None:
         folder.mkdir(parents=True, exist_ok=True)
         self.console = folder / "console.log"
         self._agent_path, self._control_path = folder / "agent", folder / "control"
         self._ids = itertools.count()
         self._command = [
             # Should this process be killed, QEMU is killed too.
-            *("setpriv", "--pdeathsig=KILL", "--", QEMU),
-            *("-machine", "q35", "-accel", "tcg,thread=multi", "-cpu", "max", "-smp", "2", "-m", str(memory_mb)),
-            *("-nodefaults", "-no-user-config", "-display", "none", "-no-reboot"),
-            *("-kernel", str(image.kernel), "-initrd", str(image.initrd)),
-            *("-append", f"{KERNEL_OPTIONS} {kernel_options}".strip()),
-            *("-drive", f"file={disk},if=none,id=root,format=qcow2,cache=writeback"),
-            *("-device", "virtio-blk-pci,drive=root", "-device", "virtio-rng-pci"),
-            *("-device", "pcie-root-port,id=free-port,slot=1"),
+            *("setpriv", "--pdeathsig=KILL", "--", *command),
             *("-serial", f"file:{self.console}"),
             *("-qmp", f"unix:{self._control_path},server=on,wait=off"),
             *("-chardev", f"socket,id=agent,path={self._agent_path},server=on,wait=off"),
             *("-device", "virtio-serial-pci", "-device", "virtserialport,chardev=agent,name=magnitude.test"),
         ]
-        if saved:
-            self._command += ["-loadvm", saved]
 
     def __enter__(self) -> Self:
         self._process = subprocess.Popen(
@@ -198,7 +180,36 @@ class Guest:
         self.check(f"date --set=@{wall_s:.0f}")
 
 
-def running() -> list[Guest]:
+class Guest(Machine):
+    """A machine that is handed its kernel. `disk` is a qcow2 image that it writes to."""
+
+    def __init__(
+        self,
+        image: GuestImage,
+        disk: Path,
+        folder: Path,
+        *,
+        saved: str | None = None,
+        kernel_options: str = "",
+        memory_mb: int = MEMORY_MB,
+    ) -> None:
+        """`saved` names the state in `disk` to go on from, instead of a boot. It holds for one and the same machine:
+        options must be as they were when it was saved."""
+        command = [
+            *(QEMU, "-machine", "q35", "-accel", "tcg,thread=multi", "-cpu", "max", "-smp", "2"),
+            *("-m", str(memory_mb), "-nodefaults", "-no-user-config", "-display", "none", "-no-reboot"),
+            *("-kernel", str(image.kernel), "-initrd", str(image.initrd)),
+            *("-append", f"{KERNEL_OPTIONS} {kernel_options}".strip()),
+            *("-drive", f"file={disk},if=none,id=root,format=qcow2,cache=writeback"),
+            *("-device", "virtio-blk-pci,drive=root", "-device", "virtio-rng-pci"),
+            *("-device", "pcie-root-port,id=free-port,slot=1"),
+        ]
+        if saved:
+            command += ["-loadvm", saved]
+        super().__init__(command, folder)
+
+
+def running() -> list[Machine]:
     """The guests that run now."""
     return list(_running)
 

@@ -134,10 +134,11 @@ class Guests:
 
 
 def build_image() -> GuestImage:
-    """The image for guests, from the cache or made now. Raises `RootFailed`."""
+    """The image for guests, from the cache or made now. Raises `BuildFailed`."""
     root = rootfs.build_root(SUITE)
     cache = rootfs.cache_folder()
     recipe = [hashlib.sha256((HERE / name).read_bytes()).hexdigest() for name in RECIPE]
+    recipe += rootfs.contents(["image/guest/kernel.py"])
     version = subprocess.run([QEMU, "--version"], capture_output=True, text=True, check=True).stdout
     key = rootfs.key_of(root.name, version, *recipe)
     with rootfs.only_one(cache):
@@ -146,7 +147,7 @@ def build_image() -> GuestImage:
 
 def _make(folder: Path, root: Path) -> None:
     image = GuestImage(folder)
-    build_kernel(image, SUITE, rootfs.apt_sources(SUITE))
+    build_kernel(image, SUITE)
     tree = folder / "root"
     subprocess.run(["cp", "--archive", "--reflink=auto", str(root), str(tree)], check=True)
     add_agent(tree)

@@ -79,10 +79,24 @@ def power_cuts(
     `folder` that the next one overwrites."""
     marks = {index: mark for index, request in enumerate(requests) if (mark := _mark_of(request))}
     moments = sorted(rng.sample(_within_work(marks, len(requests)), count))
+    for number, (moment, disk) in enumerate(disks_after(base, requests, moments, rng, folder)):
+        begun: dict[str, int] = {}
+        done: dict[str, int] = {}
+        for index, mark in marks.items():
+            if index < moment:
+                (done if mark.done else begun)[mark.writer] = mark.generation
+        yield Cut(number, disk, begun, done)
+
+
+def disks_after(
+    base: Path, requests: Sequence[Request], moments: Sequence[int], rng: random.Random, folder: Path
+) -> Iterator[tuple[int, Path]]:
+    """For each of `moments`, in rising order, the disk after a power cut before the request with that number. It is a
+    file in `folder` that the next one overwrites."""
     durable, disk = folder / "durable.img", folder / "cut.img"
     _copy(base, durable)
     written = 0
-    for number, moment in enumerate(moments):
+    for moment in moments:
         flushed = _last_flush(requests, moment)
         with durable.open("r+b") as file:
             for request in requests[written:flushed]:
@@ -94,12 +108,7 @@ def power_cuts(
                 for at in range(0, len(request.data), ATOMIC_BYTES):
                     if request.durable or rng.random() < 0.5:
                         _write(file, request.offset + at, request.data[at : at + ATOMIC_BYTES])
-        begun: dict[str, int] = {}
-        done: dict[str, int] = {}
-        for index, mark in marks.items():
-            if index < moment:
-                (done if mark.done else begun)[mark.writer] = mark.generation
-        yield Cut(number, disk, begun, done)
+        yield moment, disk
 
 
 def take_out(disk: Path, target: Path) -> None:

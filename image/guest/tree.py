@@ -1,0 +1,223 @@
+"""The root file system of the image: Debian with what a device needs, our wheel, its units and the models.
+
+In two layers: what is Debian's and other people's (minutes, longer in emulation; kept), and on top of it what is ours
+(seconds).
+"""
+
+from __future__ import annotations
+
+import re
+import shutil
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+from image.guest import partitions
+from image.guest.debian import MACHINES, dependencies, in_root, make_root, python_of, run, wheel_options
+from image.guest.kernel import fetch_kernel, make_initrd
+from image.guest.workshop import Workshop
+
+SUITE = "trixie"
+FILES = Path(__file__).resolve().parent / "files"
+# rauc-service brings RAUC's unit and its place on the bus; e2fsprogs and fdisk check and grow the data partition.
+PACKAGES = (
+    "dbus",
+    "e2fsprogs",
+    "fdisk",
+    "iproute2",
+    "kmod",
+    "python3",
+    "rauc",
+    "rauc-service",
+    "systemd",
+    "systemd-sysv",
+    "udev",
+)
+# Kernels for virtual machines: a quarter of the drivers of the general one.
+KERNELS = {"amd64": "linux-image-cloud-amd64", "arm64": "linux-image-cloud-arm64"}
+GRUB_PACKAGES = {"amd64": "grub-efi-amd64-bin", "arm64": "grub-efi-arm64-bin"}
+# Where Debian's Python looks for packages of the distribution.
+SITE = "usr/lib/python3/dist-packages"
+MODELS = "usr/share/magnitude/models"
+# Of packages that the service uses, the parts that it does not: converters, tests, sources for compilers.
+UNUSED = (
+    "onnxruntime/transformers",
+    "onnxruntime/quantization",
+    "onnxruntime/tools",
+    "onnxruntime/datasets",
+    "numpy/f2py",
+    "numpy/_core/include",
+    "numpy/_core/lib",
+    "numpy/_pyinstaller",
+    # What the tokenizer would download with, which nothing here does.
+    "fsspec",
+    "hf_xet",
+    "httpcore2",
+    "httpx2",
+    "huggingface_hub",
+    "tqdm",
+)
+# What Debian's own packages leave behind, and a read-only root never uses. (So are the C library's tables of old
+# character sets, below a folder that has the architecture in its name.)
+LEFTOVERS = (
+    "var/cache/apt",
+    "var/lib/apt/lists",
+    "var/cache/debconf",
+    "var/log",
+    "usr/share/bash-completion",
+    "usr/share/lintian",
+    "usr/share/bug",
+)
+# Units that would run at some moment of their own, or that are somebody else's task: only our own check of a boot
+# says that a slot is good.
+MASKED = (
+    "apt-daily-upgrade.timer",
+    "apt-daily.timer",
+    "dpkg-db-backup.timer",
+    "e2scrub_all.timer",
+    "fstrim.timer",
+    "ldconfig.service",
+    "rauc-mark-good.service",
+    "systemd-hwdb-update.service",
+    "systemd-networkd-wait-online.service",
+)
+# Mount points that no package makes.
+MOUNT_POINTS = (
+    "boot/firmware",
+    "data",
+    "etc/magnitude",
+    "usr/share/magnitude/models",
+    "var/cache/magnitude",
+    "var/lib/magnitude/models",
+    "var/lib/magnitude-device",
+    "var/lib/magnitude-last-resort",
+    "var/lib/rauc",
+    "var/lib/systemd",
+    "var/log",
+)
+LAUNCHER = """\
+#!/usr/bin/python3
+import sys
+
+from magnitude.cli.main import run
+
+sys.exit(run())
+"""
+
+
+def make_base(root: Path, architecture: str) -> None:
+    """Debian and our dependencies. Raises `BuildFailed`."""
+    make_root(root, SUITE, PACKAGES, architecture=architecture)
+    site = root / SITE
+    run(sys.executable, "-m", "pip", "install", "--quiet", "--no-compile", f"--target={site}",
+        *wheel_options(python_of(root), MACHINES[architecture]), *dependencies())  # fmt: skip
+    # Command line programs of the dependencies; their first line names this machine's Python.
+    shutil.rmtree(site / "bin", ignore_errors=True)
+
+
+def trim(root: Path) -> None:
+    """Take away what the device never uses."""
+    site = root / SITE
+    unused = [*(site / name for name in UNUSED), *(root / name for name in LEFTOVERS)]
+    unused += [*site.glob("**/tests"), *root.glob("usr/lib/*-linux-gnu/gconv")]
+    for folder in unused:
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+def fetch_boot_parts(folder: Path, architecture: str) -> None:
+    """The kernel, its modules, a RAM file system and the modules of GRUB, below `folder`. Raises `BuildFailed`."""
+    work = folder / "work"
+    work.mkdir()
+    kernel = fetch_kernel(work, KERNELS[architecture], SUITE, architecture, [GRUB_PACKAGES[architecture]])
+    shutil.copy(kernel.image, folder / "vmlinuz")
+    make_initrd(folder / "initrd.img", kernel, (FILES / "init").read_text())
+    shutil.move(kernel.tree / "usr/lib/modules", folder / "modules")
+    shutil.move(kernel.tree / "usr/lib/grub", folder / "grub")
+    shutil.rmtree(work)
+
+
+def make_tree(
+    root: Path,
+    base: Path,
+    boot_parts: Path,
+    wheel: Path,
+    workshop: Workshop,
+    architecture: str,
+    *,
+    keyring: Path,
+    models: Sequence[Path] = (),
+    overlay: Path | None = None,
+) -> None:
+    """What is ours on top of `base`, into `root`. Files of the folder `overlay` are put over all others."""
+    run("cp", "--archive", "--reflink=auto", f"{base}/.", root)
+    trim(root)
+    for folder in MOUNT_POINTS:
+        (root / folder).mkdir(parents=True, exist_ok=True)
+    (root / "boot").mkdir(exist_ok=True)
+    for name in ("vmlinuz", "initrd.img"):
+        shutil.copy(boot_parts / name, root / "boot" / name)
+    shutil.copytree(boot_parts / "modules", root / "usr/lib/modules", symlinks=True, dirs_exist_ok=True)
+    run(sys.executable, "-m", "pip", "install", "--quiet", "--no-compile", "--no-deps", "--no-index",
+        f"--target={root / SITE}", *map(str, wheel.glob("*.whl")))  # fmt: skip
+    shutil.rmtree(root / SITE / "bin", ignore_errors=True)
+    _write(root / "usr/bin/magnitude", LAUNCHER, 0o755)
+    _configure(root, architecture, keyring)
+    in_root(root, "magnitude", "install-units", "--prefix", "/usr", "--image")
+    _enable_units_of_images(root)
+    for model in models:
+        run("cp", "--recursive", "--reflink=auto", model.resolve(), root / MODELS / model.name)
+    run("chown", "-R", "0:0", root / MODELS)
+    run("chmod", "-R", "u=rwX,go=rX", root / MODELS)
+    if overlay is not None:
+        run("cp", "--recursive", "--no-dereference", "--preserve=mode,links", f"{overlay}/.", root)
+    # A read-only root keeps no compiled modules, so they come along; without them each start compiles anew.
+    for cache in root.glob(f"{SITE}/**/__pycache__"):
+        shutil.rmtree(cache)
+    workshop.run(
+        root, "python3", "-m", "compileall", "-q", "--invalidation-mode=unchecked-hash", "-d", f"/{SITE}", SITE
+    )
+
+
+def _configure(root: Path, architecture: str, keyring: Path) -> None:
+    uuids = {
+        name: partitions.uuid_of(number) for name, number in (("BOOT", 1), ("ROOT_A", 2), ("ROOT_B", 3), ("DATA", 4))
+    }
+    filled_in = uuids | {"ARCHITECTURE": architecture}
+    for name, target, mode in (
+        ("fstab", "etc/fstab", 0o644),
+        ("system.conf", "etc/rauc/system.conf", 0o644),
+        ("grub-editenv", "usr/bin/grub-editenv", 0o755),
+        ("journald.conf", "etc/systemd/journald.conf.d/60-volatile.conf", 0o644),
+        ("network", "etc/systemd/network/80-dhcp.network", 0o644),
+        ("guest-socket.conf", "etc/systemd/system/magnitude.socket.d/50-guest.conf", 0o644),
+        ("guest-service.conf", "etc/systemd/system/magnitude.service.d/50-guest.conf", 0o644),
+    ):
+        _write(root / target, fill_in((FILES / name).read_text(), filled_in), mode)
+    shutil.copy(keyring, root / "etc/rauc/keyring.pem")
+    _write(root / "etc/hostname", "magnitude\n")
+    _write(root / "etc/hosts", "127.0.0.1 localhost magnitude\n::1 localhost\n")
+    # Empty: the machine's own is put over it at boot.
+    _write(root / "etc/machine-id", "")
+    for unit in MASKED:
+        link = root / "etc/systemd/system" / unit
+        link.unlink(missing_ok=True)
+        link.symlink_to("/dev/null")
+    in_root(root, "systemctl", "enable", "systemd-networkd.service")
+
+
+def _enable_units_of_images(root: Path) -> None:
+    """Enable what only images have, of all units that say when they want to be started."""
+    for unit in sorted((root / "usr/lib/systemd/system").glob("magnitude-*.service")):
+        if re.search(r"(?m)^\[Install\]", unit.read_text()):
+            in_root(root, "systemctl", "enable", unit.name)
+
+
+def fill_in(text: str, values: dict[str, str]) -> str:
+    """`text` with each @NAME@ replaced. Raises `KeyError` for a name without a value."""
+    return re.sub(r"@([A-Z_]+)@", lambda found: values[found[1]], text)
+
+
+def _write(path: Path, text: str, mode: int = 0o644) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(text)
+    path.chmod(mode)

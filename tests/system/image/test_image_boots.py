@@ -1,0 +1,94 @@
+"""The image boots and answers. Takes minutes: not part of CI.
+
+pytest -m on_demand tests/system/image/test_image_boots.py
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from image_machine import ImageMachine, overlay_disk
+from tested_image import Tested, write_overlay
+
+from image.guest.build import MODELS, Built, build
+from image.guest.partitions import MIB
+
+pytestmark = [pytest.mark.system, pytest.mark.on_demand]
+
+CHAT, EMBEDDER = MODELS
+# What the root may take on a board without its models, which have their own size.
+ROOT_BYTES = 400 * MIB
+
+
+@pytest.fixture(scope="module", params=["amd64", "arm64"])
+def architecture(request: pytest.FixtureRequest, can_build: Callable[[str], None]) -> str:
+    can_build(request.param)
+    chosen: str = request.param
+    return chosen
+
+
+@pytest.fixture(scope="module")
+def built(architecture: str, magnitude_home: Path, tmp_path_factory: pytest.TempPathFactory) -> Built:
+    """An image with both embedded models, as a person builds it."""
+    folder = tmp_path_factory.mktemp(architecture)
+    models = [magnitude_home / "models" / name for name in MODELS]
+    return build(architecture, folder / "out", models=models, overlay=write_overlay(folder / "overlay"))
+
+
+@pytest.mark.models
+def test_an_image_boots_to_a_chat_answer_on_the_forwarded_port(
+    architecture: str, built: Built, tmp_path: Path, record_property: Callable[[str, object], None]
+) -> None:
+    assert built.image is not None
+    began_s = time.monotonic()
+    with ImageMachine(architecture, overlay_disk(built.image, tmp_path / "disk.qcow2"), tmp_path / "run") as machine:
+        with machine.wait_client(built.api_key) as client:
+            record_property("boot_to_ready_s", ready_s := round(time.monotonic() - began_s))
+            question = {"role": "user", "content": "What is the capital of France?"}
+            body = {"model": CHAT, "messages": [question], "max_tokens": 16, "temperature": 0}
+            reply = client.post("/v1/chat/completions", json=body)
+            assert reply.status_code == 200, reply.text
+            assert "Paris" in reply.json()["choices"][0]["message"]["content"]
+            refused = client.get("/v1/models", headers={"Authorization": "Bearer wrong"})
+            assert refused.status_code == 401
+        print(f"{architecture}: ready after {ready_s} s, answered after {time.monotonic() - began_s:.0f} s")
+        assert machine.slot() == "A"
+
+
+def test_the_root_is_small(built: Built) -> None:
+    print(f"root without models: {built.root_bytes / MIB:.0f} MiB; slot: {built.slot_image_bytes / MIB:.0f} MiB")
+    assert built.root_bytes <= ROOT_BYTES
+
+
+def test_the_root_is_read_only_and_what_must_last_lies_on_the_data_partition(tested: Tested, tmp_path: Path) -> None:
+    disk = overlay_disk(tested.image, tmp_path / "disk.qcow2")
+    with ImageMachine(tested.architecture, disk, tmp_path / "run-1") as machine:
+        machine.wait_ready()
+        assert machine.run("touch /usr/probe").status
+        assert machine.run("touch /boot/firmware/probe").status
+        ours = "/etc/magnitude/probe /var/lib/magnitude/models/probe /var/lib/rauc/probe"
+        machine.check(f"touch {ours} && sync")
+        identity = machine.check("cat /etc/machine-id")
+        assert machine.check("systemctl list-units --failed --plain --no-legend") == ""
+        machine.reboot()
+        machine.wait_ready()
+        machine.check(f"ls {ours}")
+        assert machine.check("cat /etc/machine-id") == identity
+    other = overlay_disk(tested.image, tmp_path / "other.qcow2")
+    with ImageMachine(tested.architecture, other, tmp_path / "run-2") as machine:
+        machine.wait_ready()
+        assert machine.check("cat /etc/machine-id") != identity
+
+
+def test_a_model_of_the_user_takes_the_place_of_the_image_s(tested: Tested, tmp_path: Path) -> None:
+    with ImageMachine(
+        tested.architecture, overlay_disk(tested.image, tmp_path / "disk"), tmp_path / "run"
+    ) as machine:
+        machine.wait_ready()
+        models = "/var/lib/magnitude/models"
+        machine.check(f"cp -r {models}/tiny {models}/mine && echo mine >>{models}/tiny/tokenizer_config.json")
+        assert "mine" in machine.check("magnitude list")
+        assert machine.run("grep -q mine /usr/share/magnitude/models/tiny/tokenizer_config.json").status

@@ -1,0 +1,118 @@
+"""Parts of the image that need no build: partitions, what is filled in, the boot loader's environment."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from image.guest import qemu
+from image.guest.file_systems import FIRST_ENVIRONMENT, environment
+from image.guest.partitions import DISK_ID, MIB, disk_bytes, layout, offsets, table, uuid_of
+from image.guest.tree import FILES, fill_in
+
+EDITOR = FILES / "grub-editenv"
+FILLED_IN = {
+    "BOOT": "b",
+    "ROOT_A": "a",
+    "ROOT_B": "b",
+    "DATA": "d",
+    "ARCHITECTURE": "amd64",
+    "KERNEL_OPTIONS": "quiet",
+}
+
+
+def edit(file: Path, *words: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(["sh", EDITOR, file, *words], capture_output=True, text=True, check=False)
+
+
+@pytest.fixture
+def block(tmp_path: Path) -> Path:
+    file = tmp_path / "grubenv"
+    file.write_bytes(environment(FIRST_ENVIRONMENT))
+    return file
+
+
+def variables(file: Path) -> dict[str, str]:
+    return dict(line.split("=", 1) for line in edit(file, "list").stdout.splitlines())
+
+
+def test_the_environment_is_listed_as_rauc_reads_it(block: Path) -> None:
+    assert variables(block) == FIRST_ENVIRONMENT
+
+
+def test_what_is_set_replaces_and_adds_and_the_rest_stays(block: Path) -> None:
+    assert edit(block, "set", "B_OK=1", "B_TRY=0", "ORDER=B A", "NEW=x y").returncode == 0
+    assert variables(block) == {**FIRST_ENVIRONMENT, "B_OK": "1", "B_TRY": "0", "ORDER": "B A", "NEW": "x y"}
+
+
+def test_a_slot_that_is_confirmed_or_installed_gets_all_its_tries_again(block: Path) -> None:
+    assert edit(block, "set", "A_LEFT=1", "B_LEFT=0", "B_TRY=1").returncode == 0
+    assert edit(block, "set", "B_OK=1", "B_TRY=0").returncode == 0
+    found = variables(block)
+    assert (found["A_LEFT"], found["B_LEFT"]) == ("1", "3")
+
+
+def test_a_block_stays_a_block_that_is_written_in_its_place(block: Path) -> None:
+    inode = block.stat().st_ino
+    with block.open("rb") as held:
+        assert edit(block, "set", "ORDER=B A").returncode == 0
+        data = held.read()
+    assert block.stat().st_ino == inode
+    others = {name: value for name, value in FIRST_ENVIRONMENT.items() if name != "ORDER"}
+    assert data == environment({**others, "ORDER": "B A"})
+
+
+def test_what_does_not_fit_into_one_sector_is_refused_and_nothing_is_changed(block: Path) -> None:
+    before = block.read_bytes()
+    done = edit(block, "set", "LONG=" + "x" * 500)
+    assert done.returncode == 1
+    assert "512" in done.stderr
+    assert block.read_bytes() == before
+
+
+def test_an_unknown_action_is_refused(block: Path) -> None:
+    assert edit(block, "unset", "ORDER").returncode == 64
+
+
+@given(slot=st.integers(1, 4096), data=st.integers(1, 1 << 20))
+def test_partitions_follow_each_other_and_end_before_the_second_table(slot: int, data: int) -> None:
+    partitions = layout(slot * MIB, data * MIB)
+    begin = offsets(partitions)
+    ends = [begin[one.name] + one.size_bytes for one in partitions]
+    assert [begin[one.name] for one in partitions] == [MIB, *ends[:-1]]
+    assert disk_bytes(partitions) - ends[-1] >= 33 * 512
+    assert all(at % MIB == 0 for at in begin.values())
+    lines = [dict(re.findall(r"(\w+)=([^,]+)", line)) for line in table(partitions).splitlines() if "start=" in line]
+    assert [int(line["start"]) * 512 for line in lines] == list(begin.values())
+    assert [line["uuid"] for line in lines] == [uuid_of(number) for number in (1, 2, 3, 4)]
+
+
+def test_partitions_have_the_fixed_ids_of_all_images() -> None:
+    assert DISK_ID == "6d61676e-0001-4000-8000-000000000000"
+    assert uuid_of(4) == "6d61676e-0001-4000-8000-000000000004"
+
+
+@pytest.mark.parametrize("name", ["fstab", "system.conf", "grub.cfg"])
+def test_nothing_is_left_to_be_filled_in(name: str) -> None:
+    text = fill_in((FILES / name).read_text(), FILLED_IN)
+    assert not re.search(r"@[A-Z_]+@", text)
+    with pytest.raises(KeyError):
+        fill_in((FILES / name).read_text(), {})
+
+
+def test_only_the_boot_partition_may_be_missing() -> None:
+    mounts = [line.split() for line in (FILES / "fstab").read_text().splitlines() if not line.startswith("#")]
+    assert [target for _, target, _, options, *_ in mounts if "nofail" in options] == ["/boot/firmware"]
+
+
+def test_the_printed_command_forwards_the_port_on_loopback_only(tmp_path: Path) -> None:
+    for architecture in qemu.PROGRAMS:
+        command = qemu.command(architecture, tmp_path / "an image.img", port=12345)
+        assert "hostfwd=tcp:127.0.0.1:12345-:11500" in command
+        assert f"file={tmp_path}/an image.img" in command
+        assert int(re.search(r"-m (\d+)", command)[1]) <= 3 * 1024  # type: ignore[index]

@@ -1,0 +1,116 @@
+"""Whenever the power fails during an update, the machine boots and serves. Takes half an hour: not part of CI.
+
+pytest -m on_demand tests/system/image/test_update_power_cuts.py
+
+One update is recorded with every write and flush, from the first boot to the confirmation of the new slot. From the
+record disks are made that a cut could have left, and each is booted with firmware, boot loader and all.
+"""
+
+from __future__ import annotations
+
+import random
+import subprocess
+from pathlib import Path
+from typing import NamedTuple
+
+import pytest
+from image_machine import BOOT_S, ImageMachine, extra_disk, overlay_disk
+from power_cut import Request, disks_after, read_log
+from tested_image import SLOT_MIB, Tested
+
+from image.guest.build import DATA_MIB
+from image.guest.partitions import MIB, layout, offsets
+
+pytestmark = [pytest.mark.system, pytest.mark.on_demand]
+
+# What is written into the boot loader's environment decides which slot is booted: the power fails on both sides of
+# the last six of these writes (A confirmed, B being written, B whole, B tried, B confirmed among them).
+CUTS_WHILE_WRITING, CUTS_BESIDE_DECISIONS = 8, 12
+ENVIRONMENT = b"# GRUB Environment Block"
+LOG_BYTES = 8 << 30  # sparse
+
+
+class Recording(NamedTuple):
+    """A disk as the image has it, everything that was written to it, and which of that belongs to the update."""
+
+    base: Path
+    requests: list[Request]
+    begin: int
+
+
+@pytest.fixture(scope="module")
+def recording(tested: Tested, tmp_path_factory: pytest.TempPathFactory) -> Recording:
+    folder = tmp_path_factory.mktemp("recording")
+    base, disk, log = (folder / name for name in ("base.img", "disk.img", "log.img"))
+    for target in (base, disk):
+        subprocess.run(["cp", "--sparse=always", tested.image, target], check=True)
+    with log.open("wb") as file:
+        file.truncate(LOG_BYTES)
+    options = [
+        *("-blockdev", f"driver=file,filename={disk},node-name=file"),
+        *("-blockdev", f"driver=file,filename={log},node-name=log"),
+        *("-blockdev", "driver=raw,file=file,node-name=raw"),
+        *("-blockdev", "driver=blklogwrites,file=raw,log=log,log-sector-size=512,node-name=recorded"),
+        *("-device", "virtio-blk-pci,drive=recorded,bootindex=0"),
+        *extra_disk(tested.good),
+    ]
+    with ImageMachine(tested.architecture, options, folder / "run") as machine:
+        machine.wait_ready()
+        machine.wait_confirmed("A")
+        machine.install(tested.good)
+        assert machine.reboot() == "AB"
+        machine.wait_ready()
+        machine.wait_confirmed("B")
+        machine.check("sync")
+        machine.control("quit")
+    requests = read_log(log)
+    log.unlink()
+    disk.unlink()
+    begin = next(index for index, request in enumerate(requests) if _partition(request) == "root-b")
+    return Recording(base, requests, begin)
+
+
+def _partition(request: Request) -> str:
+    """The partition that a request writes to; "" for none."""
+    partitions = layout(SLOT_MIB * MIB, DATA_MIB * MIB)
+    begin = offsets(partitions)
+    for one in partitions:
+        if request.data and begin[one.name] <= request.offset < begin[one.name] + one.size_bytes:
+            return one.name
+    return ""
+
+
+def moments(recording: Recording, rng: random.Random) -> list[int]:
+    """Numbers of the requests before which the power fails, in rising order."""
+    numbers = range(len(recording.requests))
+    decisions = [at for at in numbers if ENVIRONMENT in recording.requests[at].data[:4096]]
+    beside = sorted({moment for at in decisions for moment in (at, at + 1)})
+    writing = [at for at in numbers[recording.begin :] if _partition(recording.requests[at]) == "root-b"]
+    chosen = set(rng.sample(writing, CUTS_WHILE_WRITING))
+    # From the end: what the update decides comes after what the first boot did.
+    chosen |= set(beside[-CUTS_BESIDE_DECISIONS:])
+    return sorted(chosen)
+
+
+def test_a_machine_that_loses_power_during_an_update_boots_and_serves(
+    recording: Recording, tested: Tested, tmp_path: Path
+) -> None:
+    rng = random.Random(1)
+    chosen = moments(recording, rng)
+    assert len(chosen) >= CUTS_WHILE_WRITING
+    slots = ""
+    for moment, disk in disks_after(recording.base, recording.requests, chosen, rng, tmp_path):
+        changed = tmp_path / f"disk-{moment}.qcow2"
+        with ImageMachine(tested.architecture, overlay_disk(disk, changed), tmp_path / f"run-{moment}") as machine:
+            machine.wait_ready()
+            slot = machine.slot()
+            # At the first attempt, and the slot that was confirmed until the new one is whole.
+            assert machine.boots() == slot, f"cut before request {moment}"
+            machine.wait_confirmed(slot)
+            assert machine.run("rauc status", timeout_s=BOOT_S).status == 0
+            slots += slot
+        changed.unlink()
+    print(f"booted after cuts: {slots}")
+    # Old until the switch, new from then on; both were seen.
+    assert slots == "A" * slots.count("A") + "B" * slots.count("B")
+    assert set(slots) == {"A", "B"}
