@@ -1,7 +1,7 @@
 """Block maps: XML beside an image that says which of its blocks matter, with their checksums.
 
 The format is bmaptool's (versions 1.3 to 2.0): ranges of blocks, both ends included, each with the checksum of its
-bytes, and a checksum of the whole file that was computed with zeros in its own place.
+bytes, and a checksum of the whole file that was computed with zeros in its own place. Maps before 1.3 have none.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from xml.etree import ElementTree
 
-from flashing.terms import Extent, FlashError
+from flashing.terms import PIECE_BYTES, Extent, FlashError
 
 
 @dataclass(frozen=True)
@@ -20,6 +20,27 @@ class BlockMap:
     path: Path
     image_bytes: int
     extents: tuple[Extent, ...]
+    block_bytes: int
+
+    def text_from(self, start: int) -> str:
+        """A map for bmaptool of what matters from `start` on, a multiple of the block size; "" when nothing does.
+
+        In the form of version 1.2, without checksums: half of a range has none that is known.
+        """
+        ranges = [
+            (low // self.block_bytes, (high - 1) // self.block_bytes)
+            for low, high in self.mapped(start, self.image_bytes)
+        ]
+        if not ranges:
+            return ""
+        lines = "".join(f"<Range> {first}-{last} </Range>\n" for first, last in ranges)
+        return (
+            f'<?xml version="1.0" ?>\n<bmap version="1.2">\n<ImageSize> {self.image_bytes} </ImageSize>\n'
+            f"<BlockSize> {self.block_bytes} </BlockSize>\n"
+            f"<BlocksCount> {-(-self.image_bytes // self.block_bytes)} </BlocksCount>\n"
+            f"<MappedBlocksCount> {sum(last - first + 1 for first, last in ranges)} </MappedBlocksCount>\n"
+            f"<BlockMap>\n{lines}</BlockMap>\n</bmap>\n"
+        )
 
     def mapped(self, start: int, end: int) -> list[tuple[int, int]]:
         """The parts of `start` to `end` that matter."""
@@ -61,14 +82,18 @@ def read_block_map(path: Path) -> BlockMap:
             start, end = int(first) * block, min((int(last or first) + 1) * block, image_bytes)
             digest = entry.get("chksum") or entry.get("sha1") or ""
             extents.append(Extent(start, end - start, algorithm, digest.strip().lower()))
+        if block <= 0 or PIECE_BYTES % block:
+            raise ValueError(f"blocks of {block} bytes are not known")
         hashlib.new(algorithm)
-        _check_sum(content, _said(tree, "BmapFileChecksum"), algorithm)
+        # It was called otherwise as long as only one kind was possible.
+        name = "BmapFileSHA1" if tree.find("BmapFileChecksum") is None else "BmapFileChecksum"
+        _check_sum(content, _said(tree, name), algorithm)
     except (OSError, ElementTree.ParseError, ValueError) as error:
         raise FlashError(
             f"The block map {path.name} cannot be used: {error}",
             "Download it again, or move it away to write the image without it.",
         ) from error
-    return BlockMap(path, image_bytes, tuple(extents))
+    return BlockMap(path, image_bytes, tuple(extents), block)
 
 
 class RangeSums:

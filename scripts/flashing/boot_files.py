@@ -50,7 +50,10 @@ def read_boot_files(config: Path | None, ssh_keys: list[Path], wifi: Path | None
         files.append(BootFile("wifi.nmconnection" if b"[connection]" in data else "wifi.yaml", data))
     for file in files:
         if len(file.data) > _LARGEST_BYTES[file.name]:
-            raise FlashError(f"{file.name} would have {len(file.data)} bytes, far more than such a file has")
+            raise FlashError(
+                f"{file.name} would have {len(file.data)} bytes, far more than such a file has",
+                f"The board takes {_LARGEST_BYTES[file.name]} bytes at most. Is it the right file?",
+            )
     return files
 
 
@@ -151,13 +154,15 @@ def _text_of(path: Path) -> bytes:
         with path.open("rb") as file:
             data = file.read(max(_LARGEST_BYTES.values()) + 1)
     except OSError as error:
-        raise FlashError(f"{path} cannot be read: {error.strerror}") from error
+        raise FlashError(
+            f"{path} cannot be read: {error.strerror}", "Look at its name, and whether you may read it."
+        ) from error
     try:
         text = data.decode("utf-8-sig")
     except UnicodeDecodeError as error:
         raise FlashError(f"{path} is no text in UTF-8", "Is it the right one?") from error
     if not text.strip():
-        raise FlashError(f"{path} is empty")
+        raise FlashError(f"{path} is empty", "Leave the option out, or name another file.")
     return data
 
 

@@ -130,5 +130,7 @@ def _cannot_open(path: Path, error: OSError) -> FlashError:
         errno.EROFS: ("it is read-only", "Slide the lock switch at the card's side away from LOCK."),
         errno.ENOMEDIUM: ("there is no card in it", "Push it in until it clicks."),
     }
-    reason, hint = reasons.get(error.errno or 0, (error.strerror or str(error), ""))
+    reason, hint = reasons.get(
+        error.errno or 0, (error.strerror or str(error), "Try another reader, then another card.")
+    )
     return FlashError(f"{path} cannot be opened: {reason}", hint)

@@ -8,11 +8,11 @@ from __future__ import annotations
 
 import hashlib
 import subprocess
+import tempfile
 from collections.abc import Callable
 from pathlib import Path
 from typing import Protocol
 
-from flashing.bmap import BlockMap
 from flashing.image import Image
 from flashing.terms import (
     DIFFERENT,
@@ -52,14 +52,20 @@ def write_image(card: Disk, image: Image, show: Show, bmaptool: str | None = Non
     """
     try:
         _wipe(card, image.size_bytes)
-        if bmaptool and image.block_map:
-            _run_bmaptool(card, image, bmaptool, image.block_map)
+        rest = image.block_map.text_from(PIECE_BYTES) if bmaptool and image.block_map else ""
+        if bmaptool and image.block_map and rest:
+            _run_bmaptool(card, image, bmaptool, rest)
+            _write_first(card, next(image.pieces()))
             extents = list(image.block_map.extents)
         else:
             extents = _copy(card, image, show("writing"))
         _verify(card, extents, show("verifying"))
     except KeyboardInterrupt:
-        raise FlashError("Interrupted. " + _spoil(card, image.size_bytes), status=INTERRUPTED) from None
+        raise FlashError(
+            f"Interrupted. {_spoil(card, image.size_bytes)}",
+            "The same command writes it from the beginning.",
+            INTERRUPTED,
+        ) from None
     except FlashError as error:
         raise FlashError(
             f"{error}. {_spoil(card, image.size_bytes)}", error.hint, max(error.status, UNUSABLE)
@@ -117,28 +123,41 @@ def _copy(card: Disk, image: Image, watch: Watch) -> list[Extent]:
             unflushed = 0
         watch(offset, image.size_bytes)
     if offset != image.size_bytes:
-        raise FlashError(f"{image.path.name} has changed while it was read")
-    card.flush()
-    card.write(0, head)
-    card.flush()
+        raise FlashError(f"{image.path.name} has changed while it was read", "Leave it alone, and run this again.")
+    _write_first(card, head)
     return list(image.block_map.extents) if image.block_map else extents
 
 
-def _run_bmaptool(card: Disk, image: Image, program: str, block_map: BlockMap) -> None:
-    """It shows its own progress. What it leaves on the card is read back by us."""
+def _write_first(card: Disk, head: bytes) -> None:
+    """The piece with the partition table, once the card has all others."""
+    card.flush()
+    card.write(0, head)
+    card.flush()
+
+
+def _run_bmaptool(card: Disk, image: Image, program: str, block_map: str) -> None:
+    """It shows its own progress. Its map lacks the first piece: whatever ends it, or both of us, leaves no table."""
     card.share()
-    command = [program, "copy", "--bmap", str(block_map.path), str(image.path), str(card.path)]
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / f"{image.path.name}.bmap"
+        path.write_text(block_map)
+        status = _run([program, "copy", "--bmap", str(path), str(image.path), str(card.path)])
+    if status:
+        raise FlashError(
+            f"bmaptool ended with status {status} (its message is above)",
+            "Without it: --no-bmaptool. If that fails as well: another reader, then another card.",
+        )
+
+
+def _run(command: list[str]) -> int:
     process = subprocess.Popen(command)
     try:
-        status = process.wait()
+        return process.wait()
     except BaseException:
         # A Ctrl-C reached it as well; a signal to us alone did not.
         process.terminate()
         process.wait()
         raise
-    if status:
-        raise FlashError(f"bmaptool ended with status {status} (its message is above)")
-    card.flush()
 
 
 def _verify(card: Disk, extents: list[Extent], watch: Watch) -> None:

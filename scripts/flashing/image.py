@@ -79,7 +79,13 @@ def read_pieces(path: Path, kind: str) -> Iterator[bytes]:
     except (EOFError, gzip.BadGzipFile, lzma.LZMAError, zlib.error) as error:
         raise FlashError(f"{path.name} is cut off or damaged: {error}", "Download it again.") from error
     except OSError as error:
-        raise FlashError(f"The image {path} cannot be read: {error.strerror}") from error
+        raise _unreadable(path, error) from error
+
+
+def _unreadable(path: Path, error: OSError) -> FlashError:
+    return FlashError(
+        f"The image {path} cannot be read: {error.strerror}", "Look at its name, and whether you may read it."
+    )
 
 
 def _kind_of(path: Path) -> str:
@@ -87,7 +93,7 @@ def _kind_of(path: Path) -> str:
         with path.open("rb") as file:
             start = file.read(8)
     except OSError as error:
-        raise FlashError(f"The image {path} cannot be read: {error.strerror}") from error
+        raise _unreadable(path, error) from error
     kind = next((kind for magic, kind in _MAGICS.items() if start.startswith(magic)), "plain")
     if kind in _UNPACKERS:
         raise FlashError(f"{path.name} is a {kind} file", f"Unpack it first: {_UNPACKERS[kind]} {path.name}")

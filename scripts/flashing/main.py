@@ -27,19 +27,19 @@ exit status: 0 the card is right; 1 refused, nothing was written; 2 wrong usage;
 back something else than was written; 5 the image is on the card, the files are not; 130 interrupted
 """
 
+_ENDING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+
 
 def main(arguments: list[str], roots: Roots | None = None) -> int:
     """Run the program; its exit status. `roots` are the kernel's, unless a test brings others."""
     options = _parser().parse_args(arguments)
     # What has been begun is brought into a state that can be named. SIGINT as well, because a shell that starts
     # programs in the background has it ignored.
-    before = {number: signal.signal(number, _interrupt) for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)}
+    before = {number: signal.signal(number, _interrupt) for number in _ENDING}
     try:
         _flash(options, roots or Roots())
     except FlashError as error:
-        print(f"error: {error}", file=sys.stderr)
-        if error.hint:
-            print(f"  {error.hint}", file=sys.stderr)
+        print(f"error: {error}\n  {error.hint}", file=sys.stderr)
         return error.status
     except KeyboardInterrupt:
         print("\nInterrupted. Nothing was written.", file=sys.stderr)
@@ -103,7 +103,11 @@ def _flash(options: argparse.Namespace, roots: Roots) -> None:
                 put_boot_files(card, files)
             card.announce()
         except KeyboardInterrupt:
-            raise FlashError("Interrupted. The image is on the card and right.", status=INTERRUPTED) from None
+            raise FlashError(
+                "Interrupted. The image is on the card and right, perhaps without your files",
+                f"Look into the folder {FOLDER}/ of its FAT partition, or flash it again.",
+                INTERRUPTED,
+            ) from None
     print(f"Done: {disk.path} holds {image.path.name}, and was read back.")
     if files:
         print(f"In the folder {FOLDER}/ of its FAT partition: {', '.join(file.name for file in files)}.")
@@ -159,7 +163,7 @@ def _ask_for_device(snapshot: Snapshot) -> str:
         raise FlashError("No disk was named", f"For example: scripts/flash IMAGE {disks[0].path}")
     answer = input("Write to which one? ").strip().removeprefix("/dev/")
     if answer not in {disk.name for disk in disks}:
-        raise FlashError(f"{answer or 'nothing'} is not one of them")
+        raise FlashError(f"{answer or 'nothing'} is not one of them", f"For example: {disks[0].name}")
     return answer
 
 
@@ -183,7 +187,9 @@ def _confirm(disk: BlockDevice) -> None:
         raise FlashError("Nobody is there to say that it is the right disk", "Without a terminal: --yes")
     answer = input(f"Everything on {disk.path} will be lost. Type {disk.name} to go on: ").strip()
     if answer != disk.name:
-        raise FlashError("Not confirmed: nothing was written")
+        raise FlashError(
+            f"Not confirmed: nothing was written to {disk.path}", f"Its name has to be typed in full: {disk.name}"
+        )
 
 
 def _unmount(point: str) -> None:
@@ -200,4 +206,7 @@ def _show(what: str) -> Watch:
 
 
 def _interrupt(number: int, frame: object) -> None:
+    # Once is enough: a second one would break into what brings the card into a state that can be named.
+    for further in _ENDING:
+        signal.signal(further, signal.SIG_IGN)
     raise KeyboardInterrupt

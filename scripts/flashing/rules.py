@@ -105,7 +105,10 @@ def refusal(snapshot: Snapshot, name: str, wish: Wish) -> FlashError | None:
         )
     if _LAYERS.match(name):
         title = f" ({device.title})" if device.title else ""
-        return FlashError(f"{device.path}{title} is not a disk but made from others, from memory or a part of one")
+        return FlashError(
+            f"{device.path}{title} is not a disk but made from others, from memory or a part of one",
+            "scripts/flash IMAGE lists what can be written to.",
+        )
     in_use = uses(snapshot, name)
     if in_use and in_use[0].system:
         return FlashError(
@@ -131,7 +134,8 @@ def refusal(snapshot: Snapshot, name: str, wish: Wish) -> FlashError | None:
     if wish.image_bytes is not None and wish.image_bytes > device.size_bytes:
         return FlashError(
             f"{device.path} is too small: it has {readable_bytes(device.size_bytes)} ({device.size_bytes} bytes), "
-            f"the image needs {readable_bytes(wish.image_bytes)} ({wish.image_bytes} bytes)"
+            f"the image needs {readable_bytes(wish.image_bytes)} ({wish.image_bytes} bytes)",
+            "Take a larger card.",
         )
     if not device.removable and not wish.fixed:
         return FlashError(

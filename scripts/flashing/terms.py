@@ -19,7 +19,7 @@ PIECE_BYTES = 4 << 20
 class FlashError(Exception):
     """What went wrong, what the user can do about it (`hint`), and the exit status that says which kind it is."""
 
-    def __init__(self, message: str, hint: str = "", status: int = REFUSED) -> None:
+    def __init__(self, message: str, hint: str, status: int = REFUSED) -> None:
         super().__init__(message)
         self.hint = hint
         self.status = status

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gzip
+import hashlib
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -144,6 +145,21 @@ def test_an_image_that_is_not_the_one_of_its_block_map_is_refused(tmp_path: Path
         opened(tmp_path / "a.img", bytes(changed))
     with pytest.raises(FlashError, match=f"instead of {len(content)}"):
         opened(tmp_path / "a.img", content[:-512])
+
+
+def test_a_block_map_of_version_1_3_is_read_whose_checksums_have_other_names(tmp_path: Path) -> None:
+    content = image_bytes()
+    digest = hashlib.sha1(content[: 10 * 4096]).hexdigest()
+    text = (
+        f'<?xml version="1.0" ?>\n<bmap version="1.3">\n<ImageSize> {len(content)} </ImageSize>\n'
+        f"<BlockSize> 4096 </BlockSize>\n<BlocksCount> {len(content) // 4096} </BlocksCount>\n"
+        f"<MappedBlocksCount> 10 </MappedBlocksCount>\n<BmapFileSHA1> {'0' * 40} </BmapFileSHA1>\n"
+        f'<BlockMap>\n<Range sha1="{digest}"> 0-9 </Range>\n</BlockMap>\n</bmap>\n'
+    )
+    (tmp_path / "a.bmap").write_text(text.replace("0" * 40, hashlib.sha1(text.encode()).hexdigest()))
+    image = opened(tmp_path / "a.img", content)
+    assert image.block_map is not None
+    assert [extent.digest for extent in image.block_map.extents] == [digest]
 
 
 def test_a_block_map_that_is_damaged_is_refused(tmp_path: Path) -> None:

@@ -212,8 +212,8 @@ def test_a_damaged_image_is_refused_before_the_disk_is_touched(disk: tuple[Path,
     assert untouched(backing)
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
-def test_interrupted_it_says_in_which_state_the_card_is(
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGKILL])
+def test_interrupted_it_says_in_which_state_the_card_is_and_killed_it_leaves_the_same(
     disk: tuple[Path, Path], tmp_path: Path, number: signal.Signals
 ) -> None:
     device, backing = disk
@@ -228,19 +228,35 @@ def test_interrupted_it_says_in_which_state_the_card_is(
         f'if [ ! -e once ]; then touch once; exec {real} "$@"; fi\n'
         f'{real} "$@" 2>/dev/null | head -c {3 * PIECE}; touch standstill; exec sleep 600\n',
     )
-    process = subprocess.Popen(
-        command(path, device), stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=environ(programs)
-    )
-    while not (tmp_path / "standstill").exists():
-        assert process.poll() is None, process.communicate()
-        time.sleep(0.02)
-    process.send_signal(number)
-    _, said = process.communicate()
-    assert process.returncode == 130, said
-    assert "no partition table now and does not boot. Flash it again." in said
+    process = started(command(path, device), programs, until=tmp_path / "standstill")
+    if number == signal.SIGKILL:
+        # With all that it has started, as when the computer goes down.
+        os.killpg(process.pid, number)
+        process.communicate()
+    else:
+        process.send_signal(number)
+        _, said = process.communicate()
+        assert process.returncode == 130, said
+        assert "no partition table now and does not boot. Flash it again.\n  The same command" in said
     assert backing.read_bytes()[:PIECE] == bytes(PIECE)
     assert flash(path, device).returncode == 0
     assert backing.read_bytes()[: 4 * PIECE] == image_bytes()
+
+
+def started(command: list[str], programs: Path, *, until: Path) -> subprocess.Popen[str]:
+    """The program in a process group of its own, once the file `until` is there."""
+    process = subprocess.Popen(
+        command,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        env=environ(programs),
+        start_new_session=True,
+    )
+    while not until.exists():
+        assert process.poll() is None, process.communicate()
+        time.sleep(0.02)
+    return process
 
 
 def test_a_disk_that_fails_while_it_is_written_ends_otherwise(loop: Loop, tmp_path: Path, image: Path) -> None:
@@ -320,7 +336,9 @@ def test_bmaptool_writes_where_it_is_installed_and_the_card_is_read_back(
     programs = program(tmp_path / "bin", "bmaptool", BMAPTOOL.format(log=tmp_path / "asked", status=0))
     done = flash(image, device, programs=programs)
     assert done.returncode == 0, done.stderr
-    assert (tmp_path / "asked").read_text() == f"copy --bmap {tmp_path}/a.bmap {image} {device}\n"
+    asked = (tmp_path / "asked").read_text()
+    assert asked.startswith("copy --bmap /")
+    assert asked.endswith(f" {image} {device}\n")
     assert "verifying: 100 %" in done.stderr
     written = backing.read_bytes()
     for start, end in MAPPED:
@@ -338,6 +356,47 @@ def test_a_bmaptool_that_fails_leaves_no_partition_table(
     assert done.returncode == 3, done.stderr
     assert "bmaptool ended with status 1" in done.stderr
     assert backing.read_bytes()[:PIECE] == bytes(PIECE)
+
+
+def test_a_bmaptool_that_outlives_this_program_writes_no_partition_table(
+    disk: tuple[Path, Path], tmp_path: Path, image: Path
+) -> None:
+    device, backing = disk
+    (tmp_path / "a.bmap").write_text(block_map(image_bytes(), MAPPED))
+    waiting = f'touch "{tmp_path}/begun"\nwhile [ ! -e "{tmp_path}/on" ]; do sleep 0.02; done\n'
+    text = BMAPTOOL.format(log=tmp_path / "asked", status=0).replace("exit 0", f'touch "{tmp_path}/over"')
+    programs = program(tmp_path / "bin", "bmaptool", waiting + text)
+    process = started(command(image, device), programs, until=tmp_path / "begun")
+    process.kill()
+    process.wait()
+    (tmp_path / "on").touch()
+    while not (tmp_path / "over").exists():
+        time.sleep(0.02)
+    process.communicate()
+    written = backing.read_bytes()
+    assert written[4000 * 4096 : 4 * PIECE] == image_bytes()[4000 * 4096 :]
+    assert written[:PIECE] == bytes(PIECE)
+
+
+@pytest.mark.skipif(shutil.which("bmaptool") is None, reason="bmaptool (bmap-tools) is not installed")
+@pytest.mark.parametrize("suffix", PACKERS)
+def test_the_real_bmaptool_understands_the_map_that_it_gets(
+    disk: tuple[Path, Path], tmp_path: Path, suffix: str
+) -> None:
+    device, backing = disk
+    content = image_bytes()
+    path = tmp_path / f"a.{suffix}"
+    path.write_bytes(PACKERS[suffix](content))
+    # A range across the end of the first piece, which is written by us; and one that ends with the image.
+    ranges = [(0, 0), (1000, 1100), (2000, 2000), (4000, 4095)]
+    (tmp_path / "a.bmap").write_text(block_map(content, ranges))
+    done = flash(path, device)
+    assert done.returncode == 0, done.stderr
+    assert "written by bmaptool" in done.stdout
+    written = backing.read_bytes()
+    for start, end in ranges:
+        assert written[start * 4096 : (end + 1) * 4096] == content[start * 4096 : (end + 1) * 4096]
+    assert set(written[1101 * 4096 : 2000 * 4096]) == {0xFF}
 
 
 def test_files_for_the_first_boot_are_put_on_the_fat_partition(disk: tuple[Path, Path], tmp_path: Path) -> None:
