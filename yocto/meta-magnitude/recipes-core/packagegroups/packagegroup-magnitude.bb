@@ -29,6 +29,7 @@ RDEPENDS:${PN} = "\
     networkmanager \
     networkmanager-nmcli \
     networkmanager-wifi \
+    openssh-sftp-server \
     openssh-sshd \
     util-linux-sfdisk \
     wireless-regdb-static \
