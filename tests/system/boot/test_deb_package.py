@@ -6,6 +6,7 @@ import re
 import shutil
 import subprocess
 import sys
+import tarfile
 import threading
 from collections.abc import Iterator
 from pathlib import Path
@@ -93,6 +94,9 @@ def test_without_a_model_it_is_installed_enabled_and_says_the_one_command(board:
     assert board.show(SERVICE, "ActiveState") == "inactive"
     assert board.run("readlink", "-f", "/usr/bin/magnitude").text.strip() == f"{LIBRARY}/bin/magnitude"
     assert board.run("magnitude", "config", "check").status == 0
+    check = [sys.executable, str(rootfs.CHECKOUT / "scripts/check-image"), "--package", f"{board.path('/')}/"]
+    checked = subprocess.run(check, capture_output=True, text=True, check=False)
+    assert (checked.returncode, checked.stdout) == (0, "Nothing found.\n"), checked.stderr
     bring_model(board)
     board.run("systemctl", "start", SERVICE)
     board.wait_ready()
@@ -109,6 +113,20 @@ def test_no_file_of_the_package_is_missing_or_changed_and_every_package_can_be_i
     # What the system has installed for its own Python is neither seen nor changed.
     where = board.run(f"{LIBRARY}/bin/python3", "-c", "import sys; print(sys.path[1:])").text
     assert "dist-packages" not in where
+
+
+def test_nothing_that_belongs_to_images_alone_is_in_the_package(packages: Path) -> None:
+    """On somebody's system it would change their ssh, journal, clock and watchdog, and reboot it."""
+    contents = ["dpkg-deb", "--fsys-tarfile", str(packages / "older.deb")]
+    with (
+        subprocess.Popen(contents, stdout=subprocess.PIPE) as unpacking,
+        tarfile.open(fileobj=unpacking.stdout, mode="r|") as archive,
+    ):
+        names = {Path(name).name for name in archive.getnames()}
+    image = {path.name for path in (rootfs.CHECKOUT / "systemd/image").rglob("*") if path.is_file()}
+    assert len(image) > 10
+    assert names & image == set()
+    assert "magnitude.service" in names
 
 
 def test_an_upgrade_restarts_once_and_no_client_is_turned_away(board: Board) -> None:
