@@ -24,6 +24,8 @@ _LEFT_OUT = (
     "onnxruntime/transformers",
     "onnx/backend/test",
     "onnx/test",
+    # For devices that are ours as a whole: nobody should come to put that onto a system of their own.
+    "magnitude/systemd_units/image",
     # Where the wheels lay when the package was built.
     "*.dist-info/direct_url.json",
     "*.dist-info/REQUESTED",

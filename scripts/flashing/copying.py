@@ -150,11 +150,11 @@ def _run_bmaptool(card: Disk, image: Image, program: str, block_map: str) -> Non
 
 
 def _run(command: list[str]) -> int:
-    process = subprocess.Popen(command)
+    # Out of the terminal's reach: a Ctrl-C would have it print where in its sources it was.
+    process = subprocess.Popen(command, start_new_session=True)
     try:
         return process.wait()
     except BaseException:
-        # A Ctrl-C reached it as well; a signal to us alone did not.
         process.terminate()
         process.wait()
         raise

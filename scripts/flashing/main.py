@@ -16,7 +16,7 @@ from flashing.copying import Watch, write_image
 from flashing.image import Image, open_image
 from flashing.progress import Progress
 from flashing.rules import Wish, candidates, device_named, partitions_of, refusal, to_unmount, uses
-from flashing.terms import INTERRUPTED, BlockDevice, FlashError, Snapshot, readable_bytes
+from flashing.terms import INTERRUPTED, REFUSED, BlockDevice, FlashError, Snapshot, readable_bytes
 
 EPILOG = """\
 Without DEVICE it lists the removable disks and asks. It never writes to a disk that the running system is on.
@@ -39,7 +39,9 @@ def main(arguments: list[str], roots: Roots | None = None) -> int:
     try:
         _flash(options, roots or Roots())
     except FlashError as error:
-        print(f"error: {error}\n  {error.hint}", file=sys.stderr)
+        # Below the line with the progress, where there is one.
+        start = "\n" if error.status != REFUSED and sys.stderr.isatty() else ""
+        print(f"{start}error: {error}\n  {error.hint}", file=sys.stderr)
         return error.status
     except KeyboardInterrupt:
         print("\nInterrupted. Nothing was written.", file=sys.stderr)
@@ -82,6 +84,7 @@ def _flash(options: argparse.Namespace, roots: Roots) -> None:
     _refuse(snapshot, name, Wish(None, options.unmount, options.fixed))
     checking = _show("checking the image")
     image = open_image(options.image, lambda done: checking(done, 0))
+    checking(image.size_bytes, image.size_bytes)
     wish = Wish(image.size_bytes, options.unmount, options.fixed)
     disk = _refuse(snapshot, name, wish)
     bmaptool = None if options.no_bmaptool else shutil.which("bmaptool")

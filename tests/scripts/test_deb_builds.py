@@ -50,5 +50,8 @@ def test_every_compiled_file_of_the_arm64_package_is_for_arm64_and_its_python(
     assert compiled > 20
     assert (tree / "usr/lib/magnitude/bin/python3").readlink() == Path(f"../../../bin/python{python}")
     assert (tree / "usr/lib/systemd/system/magnitude.service").is_file()
+    assert [path for path in tree.rglob("*") if path.name.startswith("magnitude-first-boot")] == [], (
+        "it is for images"
+    )
     named = list(tree.rglob("direct_url.json"))
     assert named == [], "these name folders of the machine that built it"

@@ -154,8 +154,10 @@ def test_what_nobody_imports_at_run_time_and_where_it_was_built_is_left_out(
         "onnxruntime/transformers/a.py",
         "a-1.dist-info/direct_url.json",
         "a/b.pyi",
+        "magnitude/systemd_units/image/system.conf.d/50-magnitude-watchdog.conf",
     ]
     stays = ["numpy/_core/numeric.py", "onnxruntime/capi/a.so", "a-1.dist-info/METADATA", "a/tests.py"]
+    stays.append("magnitude/systemd_units/magnitude.service")
     for name in [*gone, *stays]:
         (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / name).touch()

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import gzip
 import lzma
 import os
+import pty
 import shutil
 import signal
 import subprocess
@@ -241,6 +243,34 @@ def test_interrupted_it_says_in_which_state_the_card_is_and_killed_it_leaves_the
     assert backing.read_bytes()[:PIECE] == bytes(PIECE)
     assert flash(path, device).returncode == 0
     assert backing.read_bytes()[: 4 * PIECE] == image_bytes()
+
+
+def test_in_a_terminal_the_name_is_asked_for_and_a_ctrl_c_ends_bmaptool_without_its_traceback(
+    disk: tuple[Path, Path], tmp_path: Path, image: Path
+) -> None:
+    device, backing = disk
+    (tmp_path / "a.bmap").write_text(block_map(image_bytes(), MAPPED))
+    # As Python ends when nobody catches what a Ctrl-C raises.
+    text = f'trap "echo Traceback; exit 1" INT\ntouch "{tmp_path}/begun"\nwhile :; do sleep 0.05; done\n'
+    programs = program(tmp_path / "bin", "bmaptool", text)
+    child, terminal = pty.fork()
+    if child == 0:
+        os.execve(sys.executable, command(image, device)[:-1], environ(programs))  # without --yes
+    said = b""
+    while b"to go on: " not in said:
+        said += os.read(terminal, 4096)
+    os.write(terminal, device.name.encode() + b"\n")
+    while not (tmp_path / "begun").exists():
+        time.sleep(0.02)
+    os.write(terminal, b"\x03\x03\x03")
+    with contextlib.suppress(OSError):  # how a terminal says that nobody is left on it
+        while more := os.read(terminal, 4096):
+            said += more
+    os.close(terminal)
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 130, said
+    assert b"\nerror: Interrupted. The card has no partition table now" in said
+    assert b"Traceback" not in said
+    assert backing.read_bytes()[:PIECE] == bytes(PIECE)
 
 
 def started(command: list[str], programs: Path, *, until: Path) -> subprocess.Popen[str]:
