@@ -73,7 +73,7 @@ def board(suite: str, packages: Path) -> Iterator[Board]:
     with Board(rootfs.build_root(suite), options=options) as board:
         board.run("magnitude", "install-units", "--remove")
         board.run(
-            "rm", "-r", rootfs.PREFIX, "/usr/local/bin/magnitude", STATE, "/var/cache/magnitude", "/etc/magnitude"
+            "rm", "-rf", rootfs.PREFIX, "/usr/local/bin/magnitude", STATE, "/var/cache/magnitude", "/etc/magnitude"
         )
         yield board
 
