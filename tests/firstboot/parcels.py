@@ -54,6 +54,7 @@ class Card:
             machine_id=root / "etc/machine-id",
             mountinfo=root / "mountinfo",
             uboot_config=root / "etc/fw_env.config",
+            run_units=root / "run/systemd/system",
         )
         self.device.state.mkdir(parents=True)
         mounted = f"30 1 179:1 / {self.partition} {mount},relatime - vfat /dev/mmcblk0p1 rw\n" if mount else ""

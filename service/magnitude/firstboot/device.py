@@ -16,12 +16,13 @@ import msgspec
 import magnitude
 from magnitude.board.machine_id import MACHINE_ID
 from magnitude.board.roots import read_text
-from magnitude.config.load import load_text
-from magnitude.errors import MagnitudeError
+from magnitude.config.load import load, load_text
+from magnitude.errors import ConfigError, MagnitudeError
 from magnitude.firstboot.announcement import Facts, addresses_of
 from magnitude.firstboot.boot_partition import MOUNT_POINT, MOUNTS, Run, mount_at, writable
 from magnitude.firstboot.host_keys import make_host_key
 from magnitude.firstboot.identity import BOOT_FILE, BOOT_VARIABLE, Identity, boot_file, settle
+from magnitude.firstboot.open_socket import DROP_IN, opening
 from magnitude.firstboot.parcel import REJECTED
 from magnitude.firstboot.takeover import Places
 from magnitude.firstboot.takeover_files import FOLDER, Noted, Outcome, take_over
@@ -41,6 +42,8 @@ LOGIN_USER = "root"
 NOTES_SCHEMA = 1
 # Where U-Boot's environment lies (fw_setenv); devices with another boot loader have no such file.
 UBOOT_CONFIG = Path("/etc/fw_env.config")
+# Units that last until the next boot.
+RUN_UNITS = Path("/run/systemd/system")
 
 _COMMAND_S = 10.0
 _SERVERS = "/usr/sbin:/sbin:/usr/bin:/bin"  # whatever PATH says of the former
@@ -56,6 +59,7 @@ class Device(msgspec.Struct, frozen=True, kw_only=True):
     machine_id: Path = MACHINE_ID
     mountinfo: Path = MOUNTS
     uboot_config: Path = UBOOT_CONFIG
+    run_units: Path = RUN_UNITS
 
     @property
     def login_keys(self) -> Path:
@@ -86,6 +90,7 @@ def prepare(device: Device, run: Run = run_quietly) -> list[str]:
 
     device.state.mkdir(parents=True, exist_ok=True)
     attempt("what lies on the boot partition", lambda: failed.extend(_take_over(device, run)))
+    attempt("the address to listen on", lambda: _open_socket(device, run))
     attempt("the host key", lambda: _make_host_key(device, run))
     attempt("the machine id", lambda: _settle_identity(device, run))
     attempt("the radio's country", lambda: _set_country(device, run))
@@ -111,6 +116,31 @@ def _take_over(device: Device, run: Run) -> list[str]:
     for outcome in outcomes:
         _say(outcome)
     return [f"{outcome.name}: {outcome.detail}" for outcome in outcomes if outcome.result == "failed"]
+
+
+def _open_socket(device: Device, run: Run) -> None:
+    """Have the socket unit listen where the configuration says. A configuration that cannot be read changes nothing:
+    the service says what is wrong with it."""
+    try:
+        server = load(device.config, environ={}).settings.server
+    except ConfigError:
+        return
+    wanted = opening(server)
+    if wanted.notice:
+        _log.warning("%s", wanted.notice)
+    path = device.run_units / DROP_IN
+    if (path.read_text() if path.exists() else "") == wanted.text:
+        return
+    if wanted.text:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        write_atomic(path, wanted.text.encode())
+    else:
+        path.unlink()
+    # The service waits for the socket, and this for neither: it runs before both are up.
+    for command in (("systemctl", "daemon-reload"), ("systemctl", "--no-block", "try-restart", "magnitude.socket")):
+        failure = run(command)
+        if failure is not None:
+            raise OSError(failure)
 
 
 def _say(outcome: Outcome) -> None:
