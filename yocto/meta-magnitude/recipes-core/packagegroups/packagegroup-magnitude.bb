@@ -16,12 +16,15 @@ COMPATIBLE_HOST:libc-musl = "null"
 
 PACKAGES = "${PN} ${PN}-import ${PN}-debug"
 
-# Wi-Fi on every machine: where the board has none, a stick may be plugged in.
+# Wi-Fi on every machine: where the board has none, a stick may be plugged in. util-linux' and iproute2's programs,
+# because busybox' of the same names know less: `ip -json`, `agetty` with /etc/issue.d, `fsck` that systemd calls.
 RDEPENDS:${PN} = "\
     ca-certificates \
     dosfstools \
     e2fsprogs-e2fsck \
     e2fsprogs-resize2fs \
+    iproute2-ip \
+    iw \
     kernel-modules \
     magnitude \
     magnitude-models \
@@ -29,7 +32,12 @@ RDEPENDS:${PN} = "\
     networkmanager \
     networkmanager-nmcli \
     networkmanager-wifi \
+    openssh-keygen \
     openssh-sshd \
+    util-linux-agetty \
+    util-linux-fsck \
+    util-linux-mount \
+    util-linux-partx \
     util-linux-sfdisk \
     wireless-regdb-static \
     wpa-supplicant \
