@@ -8,7 +8,9 @@ DESCRIPTION = "The service with the models that every image brings, what it need
 # Boards add to it what only they have.
 PACKAGE_ARCH = "${MACHINE_ARCH}"
 
-inherit packagegroup
+inherit features_check packagegroup
+
+REQUIRED_DISTRO_FEATURES = "systemd"
 
 # As for the service itself.
 COMPATIBLE_HOST = "(aarch64|x86_64).*-linux"
