@@ -34,12 +34,14 @@ IMAGE = "magnitude-image"
 BUNDLE = "magnitude-update-bundle"
 
 # Nothing is downloaded, and nothing that others have cached is asked for: the answer depends on the layers alone.
-# The Raspberry Pi's Wi-Fi firmware has a licence that its builder has to accept.
+# The Raspberry Pi's Wi-Fi firmware has a licence that its builder has to accept; kernel and device tree of Rockchip's
+# boards are files in a slot. Both as yocto/kas/machine/ has them.
 _LOCAL_CONF = """\
 CONF_VERSION = "2"
 MACHINE = "{machine}"
 {system}\
 LICENSE_FLAGS_ACCEPTED = "synaptics-killswitch"
+RK_KERNEL_FITIMAGE = "False"
 BB_NO_NETWORK = "1"
 CONNECTIVITY_CHECK_URIS = ""
 INHERIT:remove = "uninative"
