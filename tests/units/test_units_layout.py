@@ -50,6 +50,7 @@ def test_an_image_gets_everything_that_a_machine_gets_and_more() -> None:
         "systemd/journald.conf.d/50-magnitude.conf",
         "systemd/system.conf.d/50-magnitude-watchdog.conf",
         "systemd/system-preset/90-magnitude-image.preset",
+        "systemd/system/emergency.service.d/50-magnitude.conf",
         "systemd/system/magnitude-boot-check.service",
         "systemd/system/magnitude-first-boot.service",
         "systemd/system/magnitude-grow-data.service",

@@ -4,7 +4,7 @@ FILESEXTRAPATHS:prepend:magnitude-os := "${THISDIR}/files:"
 SRC_URI:append:magnitude-os = " file://magnitude-data.service"
 
 # Mount points on a root that is read-only.
-dirs755:append:magnitude-os = " /boot/firmware /data ${sysconfdir}/magnitude ${sysconfdir}/NetworkManager/system-connections"
+dirs755:append:magnitude-os = " /boot/firmware /data ${sysconfdir}/magnitude"
 
 do_install:append:magnitude-os() {
     sed -i \

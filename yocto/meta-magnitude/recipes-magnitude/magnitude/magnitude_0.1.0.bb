@@ -17,9 +17,12 @@ MAGNITUDE_GIT_URI ?= "git://${@os.path.realpath('${MAGNITUDE_LAYERDIR}/../..')};
 SRC_URI = "${MAGNITUDE_GIT_URI};nobranch=1 \
     file://place-units.py \
 "
-SRCREV = "d9709f4e4d125b490d03836c2a97f16eedac84a4"
+SRCREV = "158ee50df6efab1e47cf9764a0cc38cc1c791f51"
 
-inherit python_hatchling systemd useradd
+inherit features_check python_hatchling systemd useradd
+
+# Units and sockets; the native package only imports models.
+REQUIRED_DISTRO_FEATURES:class-target = "systemd"
 
 # ONNX Runtime is published for these, linked against glibc.
 COMPATIBLE_HOST = "(aarch64|x86_64).*-linux"
@@ -40,6 +43,11 @@ do_install:append:class-target() {
     for part in pyproject.toml config.example.yaml README.md CONTRIBUTING.md docs systemd tests bench; do
         cp -R --no-preserve=ownership ${S}/$part ${D}${datadir}/magnitude/checkout/
     done
+}
+
+# The links to the embedded models, which every image of ours has from the same file.
+do_install:append:class-native() {
+    install -D -m 0644 ${S}/image/embedded-models.tmpfiles.conf ${D}${datadir}/magnitude/embedded-models.tmpfiles.conf
 }
 
 USERADD_PACKAGES = "${PN}"
