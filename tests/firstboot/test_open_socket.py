@@ -8,7 +8,7 @@ from parcels import Asked, Card
 from magnitude.config.server import ApiKey, ServerSettings
 from magnitude.firstboot.device import prepare
 from magnitude.firstboot.open_socket import DROP_IN, UNIX_SOCKET, opening
-from magnitude.units.shipped import read_shipped, shipped_folder
+from magnitude.units.shipped import shipped_folder
 
 KEYS = [ApiKey(name="desk", sha256="0" * 64)]
 CONFIG = f'server:\n  listen: "0.0.0.0:11500"\n  api_keys: [{{name: desk, sha256: "{"0" * 64}"}}]\n'
@@ -55,9 +55,9 @@ def test_without_keys_nothing_is_opened() -> None:
 
 
 def test_the_unix_socket_is_that_of_the_unit() -> None:
-    (unit,) = [file for file in read_shipped(shipped_folder()) if file.path.endswith("magnitude.socket")]
-    assert f"ListenStream={UNIX_SOCKET}\n" in unit.text
-    assert f"ListenStream={ServerSettings().listen}\n" in unit.text
+    unit = (shipped_folder() / "magnitude.socket").read_text()
+    assert f"ListenStream={UNIX_SOCKET}\n" in unit
+    assert f"ListenStream={ServerSettings().listen}\n" in unit
 
 
 def test_a_boot_makes_the_drop_in_once_and_takes_it_away_again(card: Card) -> None:

@@ -34,8 +34,8 @@ RDEPENDS:${PN} = "\
     networkmanager \
     networkmanager-nmcli \
     networkmanager-wifi \
-    openssh-sftp-server \
     openssh-keygen \
+    openssh-sftp-server \
     openssh-sshd \
     util-linux-agetty \
     util-linux-fsck \
