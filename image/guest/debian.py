@@ -117,10 +117,12 @@ def python_of(root: Path) -> str:
     return (root / "usr/bin/python3").readlink().name.removeprefix("python")
 
 
-def dependencies() -> list[str]:
-    """What the package needs, as `pyproject.toml` says it."""
+def dependencies(*extras: str) -> list[str]:
+    """What the package needs, with its `extras`, as `pyproject.toml` says it."""
     with (CHECKOUT / "pyproject.toml").open("rb") as file:
-        return list(tomllib.load(file)["project"]["dependencies"])
+        project = tomllib.load(file)["project"]
+    further = project["optional-dependencies"]
+    return [*project["dependencies"], *(name for extra in extras for name in further[extra])]
 
 
 def wheel_options(python: str, machine: str) -> list[str]:
