@@ -14,7 +14,7 @@ from pathlib import Path
 
 from image.debian.left_out import trim_packages
 from image.guest import partitions
-from image.guest.debian import MACHINES, dependencies, in_root, make_root, python_of, run, wheel_options
+from image.guest.debian import CHECKOUT, MACHINES, dependencies, in_root, make_root, python_of, run, wheel_options
 from image.guest.kernel import fetch_kernel, make_initrd
 from image.guest.trimming import trim_debian, trim_modules
 from image.guest.workshop import Workshop
@@ -41,6 +41,8 @@ GRUB_PACKAGES = {"amd64": "grub-efi-amd64-bin", "arm64": "grub-efi-arm64-bin"}
 # Where Debian's Python looks for packages of the distribution.
 SITE = "usr/lib/python3/dist-packages"
 MODELS = "usr/share/magnitude/models"
+# What makes, at boot, the links through which the image's models are served; one file for all our images.
+LINKS = CHECKOUT / "image/embedded-models.tmpfiles.conf"
 # Units that would run at some moment of their own, or that are somebody else's task: only our own check of a boot
 # says that a slot is good.
 MASKED = (
@@ -58,10 +60,12 @@ MASKED = (
 MOUNT_POINTS = (
     "boot/firmware",
     "data",
+    "etc/NetworkManager/system-connections",
     "etc/magnitude",
     "usr/share/magnitude/models",
     "var/cache/magnitude",
-    "var/lib/magnitude/models",
+    "var/lib/NetworkManager",
+    "var/lib/magnitude",
     "var/lib/magnitude-device",
     "var/lib/magnitude-last-resort",
     "var/lib/rauc",
@@ -133,7 +137,7 @@ def make_tree(
     _write(root / "usr/bin/magnitude", LAUNCHER, 0o755)
     _configure(root, architecture, keyring)
     in_root(root, "magnitude", "install-units", "--prefix", "/usr", "--image")
-    _enable_units_of_images(root)
+    _write(root / "usr/lib/tmpfiles.d/magnitude-models.conf", links_to([model.name for model in models]))
     for model in models:
         run("cp", "--recursive", "--reflink=auto", model.resolve(), root / MODELS / model.name)
     run("chown", "-R", "0:0", root / MODELS)
@@ -161,6 +165,9 @@ def _configure(root: Path, architecture: str, keyring: Path) -> None:
         ("network", "etc/systemd/network/80-dhcp.network", 0o644),
         ("guest-socket.conf", "etc/systemd/system/magnitude.socket.d/50-guest.conf", 0o644),
         ("guest-service.conf", "etc/systemd/system/magnitude.service.d/50-guest.conf", 0o644),
+        ("guest-boot-check.conf", "etc/systemd/system/magnitude-boot-check.service.d/50-guest.conf", 0o644),
+        ("guest-first-boot.conf", "etc/systemd/system/magnitude-first-boot.service.d/50-guest.conf", 0o644),
+        ("guest-first-boot.conf", "etc/systemd/system/magnitude-self-test.service.d/50-guest.conf", 0o644),
     ):
         _write(root / target, fill_in((FILES / name).read_text(), filled_in), mode)
     shutil.copy(keyring, root / "etc/rauc/keyring.pem")
@@ -175,11 +182,14 @@ def _configure(root: Path, architecture: str, keyring: Path) -> None:
     in_root(root, "systemctl", "enable", "systemd-networkd.service")
 
 
-def _enable_units_of_images(root: Path) -> None:
-    """Enable what only images have, of all units that say when they want to be started."""
-    for unit in sorted((root / "usr/lib/systemd/system").glob("magnitude-*.service")):
-        if re.search(r"(?m)^\[Install\]", unit.read_text()):
-            in_root(root, "systemctl", "enable", unit.name)
+def links_to(names: Sequence[str]) -> str:
+    """The lines for tmpfiles that link to the image's models `names`; those of `LINKS` for the usual ones."""
+    lines = LINKS.read_text().splitlines(keepends=True)
+    first = next(number for number, line in enumerate(lines) if line.startswith("L "))
+    usual = lines[first].split()[1].rpartition("/")[2]
+    return "".join(lines[: first - 1]) + "".join(
+        line.replace(usual, name) for name in names for line in lines[first - 1 : first + 1]
+    )
 
 
 def fill_in(text: str, values: dict[str, str]) -> str:

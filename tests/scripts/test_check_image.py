@@ -123,6 +123,14 @@ def filled(name: str, text: str = "x\n") -> Callable[[Path], object]:
             "/usr/lib/systemd/system/magnitude.service",
         ),
         (
+            lambda root: (root / "usr/lib/systemd/system/magnitude-boot-check.service").unlink(),
+            "/usr/lib/systemd/system/magnitude-boot-check.service",
+        ),
+        (
+            lambda root: (root / "etc/systemd/system/multi-user.target.wants/magnitude-boot-check.service").unlink(),
+            "/usr/lib/systemd/system/magnitude-boot-check.service",
+        ),
+        (
             filled("etc/systemd/system/sysinit.target.wants/systemd-time-wait-sync.service"),
             "/etc/systemd/system/sysinit.target.wants/systemd-time-wait-sync.service",
         ),
@@ -138,7 +146,6 @@ def test_what_makes_devices_alike_or_open_is_found(
 
 def test_rauc_must_not_mark_slots_good_beside_the_gate(root: Path) -> None:
     marking = "rauc-mark-good.service"
-    write(root, "usr/lib/systemd/system/magnitude-boot-check.service", "[Unit]\n")
     write(root, f"usr/lib/systemd/system/{marking}", "[Unit]\n")
     assert found(root) == [f"/usr/lib/systemd/system/{marking}"]
     (root / "etc/systemd/system" / marking).symlink_to("/dev/null")

@@ -7,9 +7,9 @@ from pathlib import Path
 
 from magnitude.models.catalogue import scan
 from scripts.fetch_models import MODELS
-from yocto.checks.layer import CHECKOUT, LAYER
+from yocto.checks.layer import CHECKOUT
 
-CONF = LAYER / "recipes-magnitude/magnitude-models/files/magnitude-models.conf"
+CONF = CHECKOUT / "image/embedded-models.tmpfiles.conf"
 TINY = CHECKOUT / "tests/golden/genai_tiny_llama"
 
 

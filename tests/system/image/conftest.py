@@ -10,7 +10,9 @@ from pathlib import Path
 
 import pytest
 
-sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "boot"))  # machines, and the record of writes
+HERE = Path(__file__).resolve().parent
+sys.path.insert(0, str(HERE.parent / "boot"))  # machines, and the record of writes
+sys.path.insert(0, str(HERE.parents[1] / "models"))  # tiny sources of models
 
 from tested_image import Tested, build_tested
 

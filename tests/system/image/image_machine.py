@@ -52,7 +52,7 @@ class ImageMachine(Machine):
     def wait_ready(self) -> None:
         """Wait until the service answers on its unix socket."""
         self.wait_boots(1)
-        check = "python3 /opt/test/boot_check.py --ready"
+        check = "python3 /opt/test/ready.py"
         self.until(f"{check} || {{ systemctl --no-pager status magnitude; false; }}", timeout_s=BOOT_S)
 
     def wait_confirmed(self, slot: str) -> None:

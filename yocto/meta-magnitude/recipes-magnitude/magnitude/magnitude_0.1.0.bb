@@ -42,6 +42,11 @@ do_install:append:class-target() {
     done
 }
 
+# The links to the embedded models, which every image of ours has from the same file.
+do_install:append:class-native() {
+    install -D -m 0644 ${S}/image/embedded-models.tmpfiles.conf ${D}${datadir}/magnitude/embedded-models.tmpfiles.conf
+}
+
 USERADD_PACKAGES = "${PN}"
 GROUPADD_PARAM:${PN} = "--system magnitude"
 USERADD_PARAM:${PN} = "--system --no-create-home --home-dir ${localstatedir}/lib/magnitude --shell ${base_sbindir}/nologin \
