@@ -10,9 +10,8 @@ from pathlib import Path
 
 import pytest
 
-HERE = Path(__file__).resolve().parent
-sys.path.insert(0, str(HERE.parent / "boot"))  # machines, and the record of writes
-sys.path.insert(0, str(HERE.parents[1] / "models"))  # tiny sources of models
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "boot"))  # machines, and the record of writes
+sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "models"))  # tiny sources of models
 
 from tested_image import Tested, build_tested
 
