@@ -24,6 +24,15 @@ SLOT_MIB = 640
 DATA_MIB = 1024
 BAD = "99.2.0"
 
+# The agent answers as soon as file systems are there, long before the service.
+EARLY = """\
+DefaultDependencies=no
+After=local-fs.target
+Conflicts=shutdown.target
+Before=shutdown.target
+[Service]
+"""
+
 
 class Tested(NamedTuple):
     """An image, and updates for it: one that works, and is newer in that it writes newer state; one whose service
@@ -97,9 +106,9 @@ def write_overlay(folder: Path, files: Files | None = None) -> Path:
     shutil.copy(BOOT / "guest_agent.py", tools)
     shutil.copy(HERE / "ready.py", tools)
     units = folder / "etc/systemd/system"
-    (units / "multi-user.target.wants").mkdir(parents=True)
-    (units / "guest-agent.service").write_text(AGENT_UNIT)
-    (units / "multi-user.target.wants/guest-agent.service").symlink_to("../guest-agent.service")
+    (units / "sysinit.target.wants").mkdir(parents=True)
+    (units / "guest-agent.service").write_text(AGENT_UNIT.replace("[Service]\n", EARLY))
+    (units / "sysinit.target.wants/guest-agent.service").symlink_to("../guest-agent.service")
     for name, content in (files or {}).items():
         (folder / name).parent.mkdir(parents=True, exist_ok=True)
         (folder / name).write_bytes(content)
