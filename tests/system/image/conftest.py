@@ -28,7 +28,7 @@ def can_build() -> Callable[[str], None]:
         program, firmware = qemu.PROGRAMS[architecture], qemu.FIRMWARE[architecture]
         missing = [name for name in (program, firmware) if not (shutil.which(name) or Path(name).exists())]
         if not reason and missing:
-            reason = f"{', '.join(missing)} not found: apt-get install {qemu.PACKAGES[architecture]}"
+            reason = f"{', '.join(missing)} not found: run scripts/system-test-setup --on-demand"
         if not reason:
             return
         message = f"images for {architecture}: {reason}"
