@@ -15,10 +15,11 @@ from typing import Any, NamedTuple
 import pytest
 from broken_slots import BROKEN, break_slot
 from image_machine import BOOT_S, ImageMachine, extra_disk
-from tested_image import BAD, DATA_MIB, GOOD, SLOT_MIB, Tested, write_forged
+from tested_image import BAD, DATA_MIB, GOOD, SLOT_MIB, Tested
 
 from image.guest import qemu
 from image.guest.build import Parts
+from image.guest.bundle import make_bundle, make_key
 
 pytestmark = [pytest.mark.system, pytest.mark.on_demand]
 
@@ -61,7 +62,12 @@ def story(tested: Tested, forged: Path, tmp_path_factory: pytest.TempPathFactory
 
 @pytest.fixture(scope="module")
 def forged(parts: Parts, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return write_forged(parts, tmp_path_factory.mktemp("forged"))
+    """An update that is whole in every way and signed with a key of somebody else."""
+    folder, keys = tmp_path_factory.mktemp("forged"), tmp_path_factory.mktemp("keys")
+    make_key(parts.workshop, keys)
+    (folder / "rootfs.ext4").write_bytes(bytes(1 << 20))
+    make_bundle(parts.workshop, folder, "rootfs.ext4", folder / "forged.raucb", keys, "amd64", "99.9.9")
+    return folder / "forged.raucb"
 
 
 def refusals(machine: ImageMachine, tested: Tested, forged: Path) -> dict[str, str]:

@@ -11,8 +11,7 @@ from broken_slots import ENGINE, IMPATIENCE, Files
 from guest_image import AGENT_UNIT
 from tiny_sources import decoder_folder
 
-from image.guest.build import Parts, build, cache_folder
-from image.guest.bundle import make_bundle, make_key
+from image.guest.build import build, cache_folder
 from image.guest.debian import CHECKOUT, SOURCES, cached, contents, key_of
 from magnitude.models.importing.parent import import_model
 
@@ -113,12 +112,3 @@ def write_overlay(folder: Path, files: Files | None = None) -> Path:
         (folder / name).parent.mkdir(parents=True, exist_ok=True)
         (folder / name).write_bytes(content)
     return folder
-
-
-def write_forged(parts: Parts, folder: Path) -> Path:
-    """An update that is whole in every way and signed with a key of somebody else."""
-    make_key(parts.workshop, folder)
-    (folder / "rootfs.ext4").write_bytes(bytes(1 << 20))
-    target = folder / "forged.raucb"
-    make_bundle(parts.workshop, folder, "rootfs.ext4", target, folder, "amd64", "99.9.9")
-    return target
