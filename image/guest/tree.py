@@ -175,6 +175,10 @@ def _configure(root: Path, architecture: str, keyring: Path) -> None:
     _write(root / "etc/hosts", "127.0.0.1 localhost magnitude\n::1 localhost\n")
     # Empty: the machine's own is put over it at boot.
     _write(root / "etc/machine-id", "")
+    dbus = root / "var/lib/dbus/machine-id"
+    dbus.parent.mkdir(parents=True, exist_ok=True)
+    dbus.unlink(missing_ok=True)
+    dbus.symlink_to("/etc/machine-id")
     for unit in MASKED:
         link = root / "etc/systemd/system" / unit
         link.unlink(missing_ok=True)
