@@ -79,3 +79,10 @@ def write(
     writer.write_tensors_to_file()
     writer.close()
     return path
+
+
+def write_whole(path: Path) -> Path:
+    """One with a tokenizer, which can be imported and served."""
+    tokens = [*(chr(ord("!") + number) for number in range(VOCAB - 1)), '!"']
+    tokenizer = {"tokens": tokens, "model": "gpt2", "pre": "gpt-2", "merges": ['! "']}
+    return write(path, Kind.Q8_0, fields={f"tokenizer.ggml.{name}": value for name, value in tokenizer.items()})
