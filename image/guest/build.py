@@ -35,6 +35,7 @@ from image.guest.debian import (
     only_one,
     own_architecture,
     run,
+    wheel_options,
 )
 from image.guest.partitions import MIB, layout, write_disk
 from image.guest.workshop import Workshop
@@ -71,6 +72,7 @@ class Parts(NamedTuple):
 
     workshop: Workshop
     base: Path
+    site: Path
     boot: Path
 
 
@@ -97,12 +99,14 @@ def why_not(architecture: str) -> str:
 
 
 def kept_parts(cache: Path, architecture: str) -> Parts:
-    """Tools, base and kernel, from the cache or made now. Raises `BuildFailed`."""
+    """Tools, base, Python packages and kernel, from the cache or made now. Raises `BuildFailed`."""
     common = [tree.SUITE, *LEFT_OUT]
-    base_recipe = [inspect.getsource(tree.make_base), *tree.PACKAGES]
-    base_key = key_of(*common, *base_recipe, *map(str, GLIBC_MINORS), *dependencies())
+    base_key = key_of(*common, inspect.getsource(tree.make_base), *tree.PACKAGES)
+    site_recipe = [inspect.getsource(tree.make_site), inspect.getsource(wheel_options)]
+    site_key = key_of(tree.SUITE, *site_recipe, *map(str, GLIBC_MINORS), *dependencies("import"))
     boot_recipe = [inspect.getsource(tree.fetch_boot_parts), tree.KERNELS[architecture]]
-    boot_key = key_of(*common, *boot_recipe, *contents(["image/guest/kernel.py", "image/guest/files/init"]))
+    boot_files = [f"image/guest/{name}" for name in ("kernel.py", "trimming.py", "files/init")]
+    boot_key = key_of(*common, *boot_recipe, *contents(boot_files))
     tools_key = key_of(*common, *workshop.PACKAGES)
     with only_one(cache):
         drop_old(cache, KEEP_S)
@@ -110,10 +114,13 @@ def kept_parts(cache: Path, architecture: str) -> Parts:
             cache / f"tools-{tree.SUITE}-{tools_key}", lambda folder: workshop.make_workshop(folder, tree.SUITE)
         )
         base = cached(cache / f"base-{architecture}-{base_key}", lambda folder: tree.make_base(folder, architecture))
+        site = cached(
+            cache / f"site-{architecture}-{site_key}", lambda folder: tree.make_site(folder, base, architecture)
+        )
         boot = cached(
             cache / f"boot-{architecture}-{boot_key}", lambda folder: tree.fetch_boot_parts(folder, architecture)
         )
-    return Parts(Workshop(tools), base, boot)
+    return Parts(Workshop(tools), base, site, boot)
 
 
 def build(
@@ -144,7 +151,7 @@ def build(
         root = work / "tree"
         root.mkdir()
         tree.make_tree(
-            root, parts.base, parts.boot, wheel.parent, parts.workshop, architecture,
+            root, parts.base, parts.site, parts.boot, wheel.parent, parts.workshop, architecture,
             keyring=keyring, models=models, overlay=overlay,
         )  # fmt: skip
         root_bytes = file_systems.used_bytes(root) - file_systems.used_bytes(root / tree.MODELS)

@@ -1,6 +1,6 @@
 """The root file system of the image: Debian with what a device needs, our wheel, its units and the models.
 
-In two layers: what is Debian's and other people's (minutes, longer in emulation; kept), and on top of it what is ours
+In layers: Debian (minutes, longer in emulation; kept), Python packages (kept too), and on top of them what is ours
 (seconds).
 """
 
@@ -12,9 +12,11 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
+from image.debian.left_out import trim_packages
 from image.guest import partitions
 from image.guest.debian import CHECKOUT, MACHINES, dependencies, in_root, make_root, python_of, run, wheel_options
 from image.guest.kernel import fetch_kernel, make_initrd
+from image.guest.trimming import trim_debian, trim_modules
 from image.guest.workshop import Workshop
 
 SUITE = "trixie"
@@ -41,35 +43,6 @@ SITE = "usr/lib/python3/dist-packages"
 MODELS = "usr/share/magnitude/models"
 # What makes, at boot, the links through which the image's models are served; one file for all our images.
 LINKS = CHECKOUT / "image/embedded-models.tmpfiles.conf"
-# Of packages that the service uses, the parts that it does not: converters, tests, sources for compilers.
-UNUSED = (
-    "onnxruntime/transformers",
-    "onnxruntime/quantization",
-    "onnxruntime/tools",
-    "onnxruntime/datasets",
-    "numpy/f2py",
-    "numpy/_core/include",
-    "numpy/_core/lib",
-    "numpy/_pyinstaller",
-    # What the tokenizer would download with, which nothing here does.
-    "fsspec",
-    "hf_xet",
-    "httpcore2",
-    "httpx2",
-    "huggingface_hub",
-    "tqdm",
-)
-# What Debian's own packages leave behind, and a read-only root never uses. (So are the C library's tables of old
-# character sets, below a folder that has the architecture in its name.)
-LEFTOVERS = (
-    "var/cache/apt",
-    "var/lib/apt/lists",
-    "var/cache/debconf",
-    "var/log",
-    "usr/share/bash-completion",
-    "usr/share/lintian",
-    "usr/share/bug",
-)
 # Units that would run at some moment of their own, or that are somebody else's task: only our own check of a boot
 # says that a slot is good.
 MASKED = (
@@ -109,22 +82,15 @@ sys.exit(run())
 
 
 def make_base(root: Path, architecture: str) -> None:
-    """Debian and our dependencies. Raises `BuildFailed`."""
-    make_root(root, SUITE, PACKAGES, architecture=architecture)
-    site = root / SITE
+    """Debian. Raises `BuildFailed`."""
+    # The names of hardware: udev's installation makes an index of them, which takes minutes in emulation.
+    make_root(root, SUITE, PACKAGES, architecture=architecture, left_out=["/usr/lib/udev/hwdb.d/*"])
+
+
+def make_site(site: Path, base: Path, architecture: str) -> None:
+    """Our dependencies and the importers', for the Python of `base`. Raises `BuildFailed`."""
     run(sys.executable, "-m", "pip", "install", "--quiet", "--no-compile", f"--target={site}",
-        *wheel_options(python_of(root), MACHINES[architecture]), *dependencies())  # fmt: skip
-    # Command line programs of the dependencies; their first line names this machine's Python.
-    shutil.rmtree(site / "bin", ignore_errors=True)
-
-
-def trim(root: Path) -> None:
-    """Take away what the device never uses."""
-    site = root / SITE
-    unused = [*(site / name for name in UNUSED), *(root / name for name in LEFTOVERS)]
-    unused += [*site.glob("**/tests"), *root.glob("usr/lib/*-linux-gnu/gconv")]
-    for folder in unused:
-        shutil.rmtree(folder, ignore_errors=True)
+        *wheel_options(python_of(base), MACHINES[architecture]), *dependencies("import"))  # fmt: skip
 
 
 def fetch_boot_parts(folder: Path, architecture: str) -> None:
@@ -134,6 +100,8 @@ def fetch_boot_parts(folder: Path, architecture: str) -> None:
     kernel = fetch_kernel(work, KERNELS[architecture], SUITE, architecture, [GRUB_PACKAGES[architecture]])
     shutil.copy(kernel.image, folder / "vmlinuz")
     make_initrd(folder / "initrd.img", kernel, (FILES / "init").read_text())
+    trim_modules(kernel.modules)
+    run("depmod", "-b", kernel.tree, kernel.release)
     shutil.move(kernel.tree / "usr/lib/modules", folder / "modules")
     shutil.move(kernel.tree / "usr/lib/grub", folder / "grub")
     shutil.rmtree(work)
@@ -142,6 +110,7 @@ def fetch_boot_parts(folder: Path, architecture: str) -> None:
 def make_tree(
     root: Path,
     base: Path,
+    site: Path,
     boot_parts: Path,
     wheel: Path,
     workshop: Workshop,
@@ -151,9 +120,11 @@ def make_tree(
     models: Sequence[Path] = (),
     overlay: Path | None = None,
 ) -> None:
-    """What is ours on top of `base`, into `root`. Files of the folder `overlay` are put over all others."""
+    """What is ours on top of `base` and `site`, into `root`. Files of `overlay` are put over all others."""
     run("cp", "--archive", "--reflink=auto", f"{base}/.", root)
-    trim(root)
+    run("cp", "--recursive", "--reflink=auto", f"{site}/.", root / SITE)
+    trim_debian(root)
+    trim_packages(root / SITE)
     for folder in MOUNT_POINTS:
         (root / folder).mkdir(parents=True, exist_ok=True)
     (root / "boot").mkdir(exist_ok=True)
