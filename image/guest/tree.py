@@ -63,7 +63,6 @@ MASKED = (
 MOUNT_POINTS = (
     "boot/firmware",
     "data",
-    "etc/NetworkManager/system-connections",
     "etc/magnitude",
     "usr/share/magnitude/models",
     "var/cache/magnitude",

@@ -32,6 +32,13 @@ def test_a_slot_on_its_own_partition_is_fine(line: str, number: int, slot: str) 
     assert judge(line.format(number, slot).split(), None).level == "ok"
 
 
+@pytest.mark.parametrize(
+    ("name", "slot", "level"), [("root-a", "A", "ok"), ("root-b", "B", "ok"), ("root-b", "A", "error")]
+)
+def test_a_boot_loader_may_name_the_partition_instead(name: str, slot: str, level: str) -> None:
+    assert judge([f"root=PARTLABEL={name}", f"rauc.slot={slot}"], None).level == level
+
+
 @pytest.mark.parametrize("line", [GPT, MBR])
 @pytest.mark.parametrize(("number", "slot"), [(3, "A"), (2, "B"), (4, "A"), (2, "C")])
 def test_a_slot_whose_root_is_another_partition_is_an_error(line: str, number: int, slot: str) -> None:

@@ -119,6 +119,14 @@ def filled(name: str, text: str = "x\n") -> Callable[[Path], object]:
             "/usr/lib/systemd/system/magnitude-first-boot.service",
         ),
         (
+            lambda root: (root / "usr/lib/systemd/system/magnitude-boot-check.service").unlink(),
+            "/usr/lib/systemd/system/magnitude-boot-check.service",
+        ),
+        (
+            lambda root: (root / "etc/systemd/system/multi-user.target.wants/magnitude-boot-check.service").unlink(),
+            "/usr/lib/systemd/system/magnitude-boot-check.service",
+        ),
+        (
             lambda root: (root / "etc/systemd/system/multi-user.target.wants/magnitude.service").unlink(),
             "/usr/lib/systemd/system/magnitude.service",
         ),

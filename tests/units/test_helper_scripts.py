@@ -188,7 +188,7 @@ def stranded(root: Path, words: str) -> tuple[str, list[str]]:
 def test_a_system_that_cannot_come_up_says_what_has_failed_and_starts_anew_after_a_pause(tmp_path: Path) -> None:
     said, asked = stranded(tmp_path, "root=PARTLABEL=root-b ro rauc.slot=B quiet")
     assert "data.mount loaded failed" in said
-    assert asked[-2:] == ["sleep 60", "systemctl reboot --force"]
+    assert asked[-2:] == ["sleep 120", "systemctl reboot --force"]
 
 
 @pytest.mark.parametrize("words", ["rescue", "systemd.unit=emergency.target", "single", "1"])

@@ -7,6 +7,7 @@ import pytest
 from magnitude.board import HostRoots
 from magnitude.config import Settings
 from magnitude.doctor import DoctorContext
+from magnitude.doctor.checks.boot_slot import OLDEST_EEPROM_S
 from magnitude.errors import MagnitudeError
 from magnitude.paths import find_paths
 from magnitude.update.this_device import check_this_boot, further_checks, reboot_by, usable_models
@@ -58,6 +59,30 @@ def test_an_image_whose_model_cannot_be_used_has_failed_though_another_model_is_
     )
     assert not report.verdict.passed
     assert report.verdict.reason.startswith("The image's model chat cannot be used")
+
+
+@pytest.mark.parametrize(("root", "passes"), [("PARTUUID=6d61676e-02", True), ("PARTUUID=6d61676e-03", False)])
+def test_a_root_that_is_not_the_slot_that_was_started_fails_the_whole(
+    tmp_path: Path, root: str, passes: bool
+) -> None:
+    around = context(tmp_path)
+    (around.roots.proc / "cmdline").parent.mkdir(parents=True)
+    (around.roots.proc / "cmdline").write_text(f"root={root} rauc.slot=A\n")
+    report = check_this_boot(around, within_s=1, told=lambda line: None, further=tmp_path / "none")
+    assert report.verdict.passed is passes, report
+
+
+def test_an_old_boot_eeprom_is_told_and_fails_nothing(tmp_path: Path) -> None:
+    """The other slot would start through the same one."""
+    around = context(tmp_path)
+    tree = around.roots.proc / "device-tree"
+    (tree / "chosen/bootloader").mkdir(parents=True)
+    (tree / "compatible").write_bytes(b"raspberrypi,5-model-b\0brcm,bcm2712\0")
+    (tree / "chosen/bootloader/build-timestamp").write_bytes((OLDEST_EEPROM_S - 1).to_bytes(4, "big"))
+    (around.roots.proc / "cmdline").write_text("root=PARTUUID=6d61676e-02 rauc.slot=A\n")
+    report = check_this_boot(around, within_s=1, told=lambda line: None, further=tmp_path / "none")
+    assert report.verdict.passed
+    assert [finding.level for finding in report.findings if "EEPROM" in finding.title] == ["warning"]
 
 
 def context(folder: Path) -> DoctorContext:

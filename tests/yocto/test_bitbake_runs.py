@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from tests.yocto.tiny_layer import write_layer
-from yocto.checks.bitbake import Build, judge, plan_build, run, write_configuration
+from yocto.checks.bitbake import Build, judge, judge_compatible, plan_build, run, write_configuration
 from yocto.checks.command import main
 
 # Folders of the clones with what a build looks at, in each of them.
@@ -108,6 +108,60 @@ def test_the_command_names_machines_that_it_could_not_parse_for(
     main(words + (["--user", "root"] if os.geteuid() == 0 else []))
     printed = capsys.readouterr().out
     assert "raspberrypi5: bitbake -p" in printed
-    assert "raspberrypi5: bitbake -g magnitude-image" in printed
+    assert "raspberrypi5: bitbake -g magnitude-image\n" in printed
     assert "left out: BitBake for rock-5b: there is no meta-arm/meta-arm-toolchain" in printed
     assert "left out: bitbake -n magnitude-image: no --dry-run" in printed
+    assert "left out: yocto-check-layer: no --compatible" in printed
+
+
+def test_the_update_is_built_with_the_image_where_there_are_updates(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    layers = clones(tmp_path / "layers")
+    (layers / "meta-rauc/conf").mkdir(parents=True)
+    (layers / "meta-rauc/conf/layer.conf").touch()
+    main(arguments(layers, tmp_path / "build", "--dry-run"))
+    printed = capsys.readouterr().out
+    assert "raspberrypi5: bitbake -n magnitude-image magnitude-update-bundle\n" in printed
+    assert 'DISTRO_FEATURES:append = " rauc"' in (tmp_path / "build/raspberrypi5/conf/local.conf").read_text()
+
+
+def test_settings_of_the_builder_come_last(tmp_path: Path) -> None:
+    layers, own = clones(tmp_path / "layers"), tmp_path / "own.conf"
+    own.write_text('DL_DIR = "/somewhere"\n')
+    main(arguments(layers, tmp_path / "build", "--without-rauc", "--conf", str(own)))
+    written = (tmp_path / "build/raspberrypi5-plain/conf/local.conf").read_text()
+    assert written.endswith('DL_DIR = "/somewhere"\n')
+
+
+@pytest.mark.parametrize("verdict", ["PASS", "FAIL"])
+def test_yocto_s_own_check_is_of_the_layer_in_the_system_of_others(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], verdict: str
+) -> None:
+    layers = clones(tmp_path / "layers")
+    program = layers / "bitbake/bin/yocto-check-layer"
+    program.write_text(f'#!/bin/sh\necho "asked $*"\necho "INFO: meta-magnitude ... {verdict}"\n')
+    program.chmod(0o755)
+    main(arguments(layers, tmp_path / "build", "--without-rauc", "--compatible"))
+    printed = capsys.readouterr().out
+    assert "raspberrypi5: yocto-check-layer" in printed
+    assert "bitbake -p\n" not in printed
+    assert ("raspberrypi5: meta-magnitude ... FAIL" in printed) == (verdict == "FAIL")
+    folder = tmp_path / "build/raspberrypi5-plain-compatible"
+    assert "meta-magnitude\n" in (folder / "yocto-check-layer.log").read_text()
+    assert "magnitude" not in (folder / "conf/local.conf").read_text()
+    assert "meta-magnitude" not in (folder / "conf/bblayers.conf").read_text()
+
+
+def test_a_check_that_did_not_look_at_the_layer_is_a_fault(tmp_path: Path) -> None:
+    layer = write_layer(tmp_path / "layer")
+    assert judge_compatible("m", 0, ["INFO: Detected layers:", "INFO: ours ... PASS"], layer) == []
+    assert judge_compatible("m", 0, ["INFO: Detected layers:"], layer)
+    assert judge_compatible("m", 2, ["INFO: ours ... SKIPPED (Missing dependencies)"], layer)
+    assert "no space" in judge_compatible("m", 1, ["no space left"], layer)[0].message
+
+
+def arguments(layers: Path, build: Path, *further: str) -> list[str]:
+    # BitBake does not run as root; the stand-in may.
+    user = ["--user", "root"] if os.geteuid() == 0 else []
+    return ["--layers", str(layers), "--build", str(build), "--machine", "raspberrypi5", *further, *user]

@@ -106,6 +106,18 @@ def test_a_revision_counts_only_when_the_repository_has_it_in_its_history(tmp_pa
     assert check_revision(write_layer(tmp_path / "right", magnitude=(REVISION, first)), checkout) == []
     assert len(check_revision(write_layer(tmp_path / "wrong"), checkout)) == 1
 
+    (checkout / "service/magnitude/__init__.py").write_text('__version__ = "0.2.0"\n')
+    (checkout / "config.yaml").touch()
+    git("add", ".")
+    git("commit", "--quiet", "-m", "third")
+    text = f'{first}"\ndo_install:append() {{\n    install ${{S}}/config.yaml ${{D}}\n}}\nSECTION = "net'
+    older = write_layer(tmp_path / "older", magnitude=(REVISION, text))
+    assert [finding.message for finding in check_revision(older, checkout)] == [
+        f"the revision {first} has no config.yaml"
+    ]
+    newer = write_layer(tmp_path / "newer", magnitude=(REVISION, git("rev-parse", "HEAD")))
+    assert ["0.2.0" in finding.message for finding in check_revision(newer, checkout)] == [True]
+
 
 def test_the_list_of_what_other_layers_have_is_compared_with_them(tmp_path: Path) -> None:
     folder = tmp_path / "meta-openembedded/meta-python/recipes-a/python"

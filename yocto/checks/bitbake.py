@@ -31,15 +31,17 @@ MACHINES: Mapping[str, tuple[str, ...]] = {
 }
 _UPDATES = ("meta-rauc",)
 IMAGE = "magnitude-image"
+BUNDLE = "magnitude-update-bundle"
 
 # Nothing is downloaded, and nothing that others have cached is asked for: the answer depends on the layers alone.
-# The Raspberry Pi's Wi-Fi firmware has a licence that its builder has to accept.
+# The Raspberry Pi's Wi-Fi firmware has a licence that its builder has to accept; kernel and device tree of Rockchip's
+# boards are files in a slot. Both as yocto/kas/machine/ has them.
 _LOCAL_CONF = """\
 CONF_VERSION = "2"
 MACHINE = "{machine}"
-DISTRO = "magnitude-os"
-{features}\
+{system}\
 LICENSE_FLAGS_ACCEPTED = "synaptics-killswitch"
+RK_KERNEL_FITIMAGE = "False"
 BB_NO_NETWORK = "1"
 CONNECTIVITY_CHECK_URIS = ""
 INHERIT:remove = "uninative"
@@ -49,6 +51,9 @@ BB_NUMBER_THREADS = "{threads}"
 BB_NUMBER_PARSE_THREADS = "{threads}"
 BB_DISKMON_DIRS = ""
 """
+_OWN_SYSTEM = 'DISTRO = "magnitude-os"\n'
+# Of another distribution's systems those in which our recipes are not skipped.
+_OTHER_SYSTEM = 'INIT_MANAGER = "systemd"\n'
 
 
 class Build(msgspec.Struct, frozen=True, kw_only=True):
@@ -72,13 +77,17 @@ def plan_build(machine: str, layers: Path, own: Path, *, rauc: bool) -> Build:
     )
 
 
-def write_configuration(build: Build, folder: Path, *, rauc: bool, threads: int) -> None:
-    """The two files that a build folder needs. Raises `OSError`."""
+def write_configuration(
+    build: Build, folder: Path, *, rauc: bool, threads: int, other_system: bool = False, further: str = ""
+) -> None:
+    """The two files that a build folder needs; `other_system`: not for our distribution. `further` settings come
+    last in local.conf. Raises `OSError`."""
     conf = folder / "conf"
     conf.mkdir(parents=True, exist_ok=True)
-    features = _update_features(folder) if rauc else ""
+    system = _OTHER_SYSTEM if other_system else _OWN_SYSTEM
+    system += _update_features(folder) if rauc else ""
     conf.joinpath("local.conf").write_text(
-        _LOCAL_CONF.format(machine=build.machine, features=features, threads=threads)
+        _LOCAL_CONF.format(machine=build.machine, system=system, threads=threads) + further
     )
     listed = " \\\n".join(f"    {layer}" for layer in build.layers)
     conf.joinpath("bblayers.conf").write_text(
@@ -94,13 +103,18 @@ def _update_features(folder: Path) -> str:
     return 'DISTRO_FEATURES:append = " rauc"\n' + "".join(f'{name} = "{key}"\n' for name in names)
 
 
-def run(arguments: Sequence[str], folder: Path, layers: Path, *, user: str | None) -> tuple[int, list[str]]:
-    """Run BitBake in the build folder, as `user` where this is root; its status and what it printed."""
-    script = f'. "{layers / CORE}/oe-init-build-env" "{folder}" "{layers / BITBAKE}" >/dev/null && exec bitbake "$@"'
+def run(
+    arguments: Sequence[str], folder: Path, layers: Path, *, user: str | None, program: str = BITBAKE
+) -> tuple[int, list[str]]:
+    """Run BitBake, or another program of its world, in the build folder, as `user` where this is root; its status and
+    what it printed."""
+    script = (
+        f'. "{layers / CORE}/oe-init-build-env" "{folder}" "{layers / BITBAKE}" >/dev/null && exec {program} "$@"'
+    )
     environment = {**os.environ, "HOME": str(folder), "LC_ALL": "en_US.UTF-8", "PWD": str(layers / CORE)}
     # The script works out where it lies by the shell's folder.
     process = subprocess.Popen(
-        ("bash", "-c", script, "bitbake", *arguments),
+        ("bash", "-c", script, program, *arguments),
         cwd=layers / CORE,
         env=environment,
         user=user,
@@ -132,3 +146,15 @@ def judge(build: Build, status: int, lines: Iterable[str], layer: Layer) -> tupl
     if status and not findings:
         findings.append(Finding(path=layer.root, message=f"{build.machine}: bitbake ended with status {status}"))
     return findings, theirs
+
+
+def judge_compatible(machine: str, status: int, lines: Iterable[str], layer: Layer) -> list[Finding]:
+    """What yocto-check-layer says of the layer: its failed tests, each with the first line of the reason."""
+    told = [line.removeprefix("INFO: ") for line in lines]
+    failed = [line for line in told if re.match(r"(FAIL|ERROR): test_", line)]
+    failed += [line for line in told if re.match(r"\S+ \.\.\. (FAIL|SKIPPED \()", line)]
+    if status == 0 and not failed and not any(line.endswith(" ... PASS") for line in told):
+        failed = ["yocto-check-layer has not looked at the layer"]
+    if status and not failed:
+        failed = [f"yocto-check-layer ended with status {status}: {' '.join(told[-1:])}"]
+    return [Finding(path=layer.root, message=f"{machine}: {line}") for line in failed]

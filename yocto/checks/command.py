@@ -7,10 +7,22 @@ import os
 import shutil
 import subprocess
 import sys
+import time
 from collections.abc import Sequence
 from pathlib import Path
 
-from yocto.checks.bitbake import CORE, IMAGE, MACHINES, judge, plan_build, run, write_configuration
+from yocto.checks.bitbake import (
+    BUNDLE,
+    CORE,
+    IMAGE,
+    MACHINES,
+    Build,
+    judge,
+    judge_compatible,
+    plan_build,
+    run,
+    write_configuration,
+)
 from yocto.checks.dependencies import check_requirements, check_resolved, check_wheels
 from yocto.checks.finding import Finding
 from yocto.checks.layer import CHECKOUT, Layer, read_layer
@@ -87,6 +99,12 @@ def parse_arguments(words: Sequence[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--without-rauc", action="store_true", help="leave updates and meta-rauc out")
     parser.add_argument("--dry-run", action="store_true", help=f"also `bitbake -n {IMAGE}`, minutes for each machine")
     parser.add_argument(
+        "--compatible",
+        action="store_true",
+        help="openembedded-core's yocto-check-layer in the place of BitBake by itself, half an hour for each machine",
+    )
+    parser.add_argument("--conf", type=Path, metavar="FILE", help="settings that come last in each local.conf")
+    parser.add_argument(
         "--build", type=Path, metavar="DIR", help="folder for the build folders (default: build beside the layers)"
     )
     parser.add_argument("--user", help="run BitBake as this user; it refuses to run as root")
@@ -132,27 +150,64 @@ def main(words: Sequence[str] | None = None) -> int:
 
 def _bitbake(arguments: argparse.Namespace, layer: Layer, layers: Path, left_out: list[str]) -> list[Finding]:
     rauc = not arguments.without_rauc
+    further = arguments.conf.read_text() if arguments.conf else ""
+    targets = [IMAGE, BUNDLE] if rauc else [IMAGE]
     findings: list[Finding] = []
     for machine in arguments.machine or MACHINES:
         build = plan_build(machine, layers, layer.root, rauc=rauc)
         if build.missing:
             left_out.append(f"BitBake for {machine}: there is no {', '.join(build.missing)} in {layers}")
             continue
-        folder = (arguments.build or layers.parent / "build").resolve() / machine
-        write_configuration(build, folder, rauc=rauc, threads=arguments.threads)
+        # One for each set of layers and features: what has been parsed is kept there.
+        folder = (arguments.build or layers.parent / "build").resolve() / (machine if rauc else f"{machine}-plain")
+        steps = [["-p"], ["-g", *targets]] + ([["-n", *targets]] if arguments.dry_run else [])
+        if arguments.compatible:
+            folder = folder.with_name(f"{folder.name}-compatible")
+            # The layer must not be there yet: what others build is compared without it and with it.
+            build = Build(machine=machine, layers=build.layers[:-1], missing=())
+        write_configuration(
+            build, folder, rauc=rauc, threads=arguments.threads, other_system=arguments.compatible, further=further
+        )
         if arguments.user:
             for path in (folder.parent, folder, folder / "conf", *folder.joinpath("conf").iterdir()):
                 shutil.chown(path, arguments.user)
-        steps = [["-p"], ["-g", IMAGE]] + ([["-n", IMAGE]] if arguments.dry_run else [])
-        for step in steps:
-            print(f"{machine}: bitbake {' '.join(step)}", flush=True)
-            status, lines = run(step, folder, layers, user=arguments.user)
-            found, theirs = judge(build, status, lines, layer)
-            findings += found
-            for line in theirs:
-                print(f"  not ours: {line}")
-            if status:
-                break
-    if not arguments.dry_run:
-        left_out.append(f"bitbake -n {IMAGE}: no --dry-run")
+        if arguments.compatible:
+            findings += _compatible(build, folder, layers, layer, arguments.user)
+        else:
+            findings += _steps(build, steps, folder, layers, layer, arguments.user)
+    if arguments.compatible:
+        left_out.append(f"bitbake -p, -g and -n {' '.join(targets)}: run it again without --compatible")
+    else:
+        left_out.append("yocto-check-layer: no --compatible")
+        if not arguments.dry_run:
+            left_out.append(f"bitbake -n {' '.join(targets)}: no --dry-run")
     return findings
+
+
+def _steps(
+    build: Build, steps: list[list[str]], folder: Path, layers: Path, layer: Layer, user: str | None
+) -> list[Finding]:
+    findings: list[Finding] = []
+    for step in steps:
+        print(f"{build.machine}: bitbake {' '.join(step)}", flush=True)
+        started_s = time.monotonic()
+        status, lines = run(step, folder, layers, user=user)
+        found, theirs = judge(build, status, lines, layer)
+        print(f"  {time.monotonic() - started_s:.0f} s", flush=True)
+        findings += found
+        for line in theirs:
+            print(f"  not ours: {line}")
+        if status:
+            break
+    return findings
+
+
+def _compatible(build: Build, folder: Path, layers: Path, layer: Layer, user: str | None) -> list[Finding]:
+    print(f"{build.machine}: yocto-check-layer", flush=True)
+    started_s = time.monotonic()
+    words = ["--no-auto", "--no-auto-dependency", str(layer.root)]
+    status, lines = run(words, folder, layers, user=user, program="yocto-check-layer")
+    print(f"  {time.monotonic() - started_s:.0f} s", flush=True)
+    # What it compares is many lines, and all that a person has to find the reason of a difference by.
+    folder.joinpath("yocto-check-layer.log").write_text("\n".join(lines) + "\n")
+    return judge_compatible(build.machine, status, lines, layer)

@@ -10,6 +10,8 @@ from yocto.checks.finding import Finding
 from yocto.checks.layer import Layer
 
 SERIES = "wrynose"
+_VERSION = re.compile(r'^__version__ = "(.+)"$', re.M)
+_MOVE_ON = "Set SRCREV to a commit that has them: git rev-parse HEAD"
 
 
 def check_pins(layer: Layer, checkout: Path) -> list[Finding]:
@@ -19,7 +21,7 @@ def check_pins(layer: Layer, checkout: Path) -> list[Finding]:
 
 def _version(layer: Layer, checkout: Path) -> list[Finding]:
     recipe = layer.recipe("magnitude")
-    found = re.search(r'^__version__ = "(.+)"$', (checkout / "service/magnitude/__init__.py").read_text(), re.M)
+    found = _VERSION.search((checkout / "service/magnitude/__init__.py").read_text())
     version = found[1] if found else "unknown"
     distro = layer.root / "conf/distro/magnitude-os.conf"
     findings = []
@@ -49,21 +51,38 @@ def _series(layer: Layer) -> list[Finding]:
 
 def check_revision(layer: Layer, checkout: Path) -> list[Finding]:
     """Whether the pinned revision is in the history of `checkout`, which has to be a git repository with its whole
-    history: a revision that nobody can fetch builds nowhere."""
+    history (a revision that nobody can fetch builds nowhere), and is of the recipe's version, and has the files that
+    the recipe takes out of it."""
     recipe = layer.recipe("magnitude")
     revision = recipe.values["SRCREV"]
-    asked = subprocess.run(
-        ("git", "-C", str(checkout), "merge-base", "--is-ancestor", revision, "HEAD"),
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    if asked.returncode == 0:
-        return []
-    return [
-        Finding(
-            path=recipe.path,
-            message=f"the revision {revision} is not in the history of {checkout}",
-            hint="Pin one that is: git rev-parse HEAD",
+    if _git(checkout, "merge-base", "--is-ancestor", revision, "HEAD") is None:
+        return [
+            Finding(
+                path=recipe.path,
+                message=f"the revision {revision} is not in the history of {checkout}",
+                hint=_MOVE_ON,
+            )
+        ]
+    findings = []
+    found = _VERSION.search(_git(checkout, "show", f"{revision}:service/magnitude/__init__.py") or "")
+    version = found[1] if found else "unknown"
+    if version != recipe.version:
+        findings.append(
+            Finding(
+                path=recipe.path,
+                message=f"it is {recipe.version}, the service at the revision {revision} is {version}",
+                hint=_MOVE_ON,
+            )
         )
-    ]
+    for name in sorted(set(re.findall(r"\$\{S\}/([\w./-]+)", recipe.path.read_text()))):
+        if _git(checkout, "cat-file", "-e", f"{revision}:{name}") is None:
+            findings.append(
+                Finding(path=recipe.path, message=f"the revision {revision} has no {name}", hint=_MOVE_ON)
+            )
+    return findings
+
+
+def _git(checkout: Path, *words: str) -> str | None:
+    """What git says; None when it fails."""
+    done = subprocess.run(("git", "-C", str(checkout), *words), capture_output=True, text=True, check=False)
+    return done.stdout if done.returncode == 0 else None

@@ -13,7 +13,7 @@ import msgspec
 
 from magnitude.cli.client import ServiceClient, candidates, connect
 from magnitude.doctor import DoctorContext, Finding
-from magnitude.doctor.checks import kernel_options, onnx_runtime
+from magnitude.doctor.checks import boot_slot, kernel_options, onnx_runtime
 from magnitude.errors import MagnitudeError
 from magnitude.intake.terms import KEEP
 from magnitude.models.catalogue import BrokenModel, scan
@@ -57,7 +57,9 @@ def check_this_boot(
         report = check_boot(around, within_s=within_s)
     # Told and no more: a kernel without these works, with less to go by.
     kernel = msgspec.structs.replace(kernel_options.check(context), check=CHECK)
-    added = [kernel, *broken_models(embedded), *further_checks(further)]
+    # A root that is not the slot that was started: the mark would go to the other one.
+    slot = msgspec.structs.replace(boot_slot.check(context), check=CHECK)
+    added = [kernel, slot, *broken_models(embedded), *further_checks(further)]
     wrong = [finding for finding in added if finding.level == "error"]
     verdict = report.verdict
     if verdict.passed and wrong:

@@ -63,7 +63,7 @@ class ImageMachine(Machine):
         listed = "grub-editenv /boot/firmware/grub/grubenv list"
         ended = f"systemctl show --property=Result,ActiveState,ExecMainStatus {check}"
         self.until(
-            f"{listed} | grep -qx {slot}_LEFT=3 && {ended} | grep -qx ActiveState=inactive"
+            f"{listed} | grep -qx {slot}_LEFT=9 && {ended} | grep -qx ActiveState=inactive"
             f" || {{ {ended}; journalctl --no-pager -b -u {check} | tail -n 20; false; }}",
             timeout_s=BOOT_S,
         )

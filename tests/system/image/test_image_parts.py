@@ -52,11 +52,12 @@ def test_what_is_set_replaces_and_adds_and_the_rest_stays(block: Path) -> None:
     assert variables(block) == {**FIRST_ENVIRONMENT, "B_OK": "1", "B_TRY": "0", "ORDER": "B A", "NEW": "x y"}
 
 
-def test_a_slot_that_is_confirmed_or_installed_gets_all_its_tries_again(block: Path) -> None:
+def test_an_update_gets_three_tries_and_a_slot_that_is_confirmed_nine(block: Path) -> None:
     assert edit(block, "set", "A_LEFT=1", "B_LEFT=0", "B_TRY=1").returncode == 0
+    assert edit(block, "set", "B_OK=1", "B_TRY=0", "ORDER=B A").returncode == 0
+    assert (variables(block)["A_LEFT"], variables(block)["B_LEFT"]) == ("1", "3")
     assert edit(block, "set", "B_OK=1", "B_TRY=0").returncode == 0
-    found = variables(block)
-    assert (found["A_LEFT"], found["B_LEFT"]) == ("1", "3")
+    assert (variables(block)["A_LEFT"], variables(block)["B_LEFT"]) == ("1", "9")
 
 
 def test_a_block_stays_a_block_that_is_written_in_its_place(block: Path) -> None:

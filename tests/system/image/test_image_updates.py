@@ -8,6 +8,7 @@ pytest -m on_demand tests/system/image/test_image_updates.py
 from __future__ import annotations
 
 import json
+import random
 import subprocess
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -65,7 +66,7 @@ def forged(parts: Parts, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """An update that is whole in every way and signed with a key of somebody else."""
     folder, keys = tmp_path_factory.mktemp("forged"), tmp_path_factory.mktemp("keys")
     make_key(parts.workshop, keys)
-    (folder / "rootfs.ext4").write_bytes(bytes(1 << 20))
+    (folder / "rootfs.ext4").write_bytes(random.Random(1).randbytes(1 << 20))
     make_bundle(parts.workshop, folder, "rootfs.ext4", folder / "forged.raucb", keys, "amd64", "99.9.9")
     return folder / "forged.raucb"
 

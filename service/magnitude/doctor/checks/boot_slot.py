@@ -15,8 +15,10 @@ from magnitude.board.roots import read_text
 from magnitude.doctor.context import DoctorContext
 from magnitude.doctor.finding import Finding
 
-# Partition numbers of the slots, on every image (docs/updates.md).
-SLOT_PARTITIONS = {"A": 2, "B": 3}
+# Number and name of the slots' partitions, on every image (docs/updates.md). U-Boot's script tells the kernel an
+# identity that ends in the number, GRUB the name.
+SLOT_PARTITIONS = {"A": (2, "root-a"), "B": (3, "root-b")}
+_ROOT = re.compile(r"PARTUUID=\S*?0*(?P<number>\d+)|PARTLABEL=(?P<name>\S+)")
 
 # Raspberry Pi's release notes of the Pi 5's EEPROM: before 5 January 2024 files with short names only were missed,
 # before the 22nd cards were not always found, and before 13 May 2024 the partition that it had started from was told
@@ -35,11 +37,10 @@ def judge(words: list[str], eeprom_s: int | None) -> Finding:
     if slot is None:
         return Finding(level="ok", title="This system has no root slots")
     root = _last(words, "root=") or ""
-    number = re.search(r"^PARTUUID=\S*?0*(\d+)$", root)
     lines = [f"slot: {slot}", f"root: {root or 'unknown'}"]
     if eeprom_s is not None:
         lines.append(f"boot EEPROM of {_date(eeprom_s)}")
-    if slot not in SLOT_PARTITIONS or number is None or int(number[1]) != SLOT_PARTITIONS[slot]:
+    if not _is_of(slot, root):
         return Finding(
             level="error",
             title=f"The system was started as slot {slot}, but its root is another partition",
@@ -56,6 +57,14 @@ def judge(words: list[str], eeprom_s: int | None) -> Finding:
             advice="Update it once with Raspberry Pi Imager: Misc utility images, Bootloader, SD card boot",
         )
     return Finding(level="ok", title=f"Slot {slot} runs from its own partition", detail="\n".join(lines))
+
+
+def _is_of(slot: str, root: str) -> bool:
+    found = _ROOT.fullmatch(root)
+    if found is None or slot not in SLOT_PARTITIONS:
+        return False
+    number, name = SLOT_PARTITIONS[slot]
+    return found["name"] == name if found["number"] is None else int(found["number"]) == number
 
 
 def eeprom_built_s(roots: HostRoots) -> int | None:

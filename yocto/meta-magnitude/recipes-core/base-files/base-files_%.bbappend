@@ -2,7 +2,7 @@
 FILESEXTRAPATHS:prepend:magnitude-os := "${THISDIR}/files:"
 
 # Mount points on a root that is read-only.
-dirs755:append:magnitude-os = " /boot/firmware /data ${sysconfdir}/magnitude ${sysconfdir}/NetworkManager/system-connections"
+dirs755:append:magnitude-os = " /boot/firmware /data ${sysconfdir}/magnitude"
 
 do_install:append:magnitude-os() {
     sed -i \

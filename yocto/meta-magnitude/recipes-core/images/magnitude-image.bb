@@ -3,7 +3,9 @@ DESCRIPTION ?= "A read-only root with the Magnitude inference service and its em
     data partition; updates replace the root as a whole."
 LICENSE = "Apache-2.0"
 
-inherit core-image
+inherit core-image features_check
+
+REQUIRED_DISTRO_FEATURES = "systemd"
 
 # As for the service itself.
 COMPATIBLE_HOST = "(aarch64|x86_64).*-linux"

@@ -17,6 +17,10 @@ do_compile[noexec] = "1"
 
 do_install() {
     install -D -m 0644 ${S}/80-magnitude-os.preset ${D}${systemd_unitdir}/system-preset/80-magnitude-os.preset
+
+    # The first boot makes the host key, so openssh's own unit has nothing to make. Two makers of one key are one too many.
+    install -d ${D}${sysconfdir}/systemd/system
+    ln -s /dev/null ${D}${sysconfdir}/systemd/system/sshdgenkeys.service
 }
 
 FILES:${PN} += "${systemd_unitdir}"

@@ -8,7 +8,9 @@ DESCRIPTION = "The service with the models that every image brings, what it need
 # Boards add to it what only they have.
 PACKAGE_ARCH = "${MACHINE_ARCH}"
 
-inherit packagegroup
+inherit features_check packagegroup
+
+REQUIRED_DISTRO_FEATURES = "systemd"
 
 # As for the service itself.
 COMPATIBLE_HOST = "(aarch64|x86_64).*-linux"
@@ -16,12 +18,15 @@ COMPATIBLE_HOST:libc-musl = "null"
 
 PACKAGES = "${PN} ${PN}-import ${PN}-debug"
 
-# Wi-Fi on every machine: where the board has none, a stick may be plugged in.
+# Wi-Fi on every machine: where the board has none, a stick may be plugged in. util-linux' and iproute2's programs,
+# because busybox' of the same names know less: `ip -json`, `agetty` with /etc/issue.d, `fsck` that systemd calls.
 RDEPENDS:${PN} = "\
     ca-certificates \
     dosfstools \
     e2fsprogs-e2fsck \
     e2fsprogs-resize2fs \
+    iproute2-ip \
+    iw \
     kernel-modules \
     magnitude \
     magnitude-models \
@@ -29,7 +34,12 @@ RDEPENDS:${PN} = "\
     networkmanager \
     networkmanager-nmcli \
     networkmanager-wifi \
+    openssh-keygen \
     openssh-sshd \
+    util-linux-agetty \
+    util-linux-fsck \
+    util-linux-mount \
+    util-linux-partx \
     util-linux-sfdisk \
     wireless-regdb-static \
     wpa-supplicant \

@@ -17,9 +17,12 @@ MAGNITUDE_GIT_URI ?= "git://${@os.path.realpath('${MAGNITUDE_LAYERDIR}/../..')};
 SRC_URI = "${MAGNITUDE_GIT_URI};nobranch=1 \
     file://place-units.py \
 "
-SRCREV = "d9709f4e4d125b490d03836c2a97f16eedac84a4"
+SRCREV = "a54544cbe6d47850e99b8f9c4522fc5304aa1577"
 
-inherit python_hatchling systemd useradd
+inherit features_check python_hatchling systemd useradd
+
+# Units and sockets; the native package only imports models.
+REQUIRED_DISTRO_FEATURES:class-target = "systemd"
 
 # ONNX Runtime is published for these, linked against glibc.
 COMPATIBLE_HOST = "(aarch64|x86_64).*-linux"

@@ -9,7 +9,7 @@
 # the last start, for the case that the power failed while the first was being written.
 #
 # Every start takes one try from the slot it starts, before it loads anything. Only a slot that was marked good gets
-# its tries back. A slot without tries, without a kernel or without its own settings is passed over; when nothing is
+# its tries back: nine, where a new update has three. A slot without tries, without a kernel or without its own settings is passed over; when nothing is
 # left, all slots get their tries back and it goes on: a board never stays in here.
 
 # Sector 0x1f80 is 0x3f0000 bytes, 0x1fc0 is 0x3f8000: the gap that Rockchip's layout leaves for an environment.
@@ -48,14 +48,12 @@ for m_round in 1 2; do
       setenv m_part 3
     fi
     if test ${m_left} -gt 0; then
-      # One try less. Written out, because the ROCK 5B's U-Boot has no setexpr.
-      setenv m_after 2
-      if test ${m_left} = 2; then
-        setenv m_after 1
-      fi
-      if test ${m_left} = 1; then
-        setenv m_after 0
-      fi
+      # One try less: the largest number below. Counted out, because the ROCK 5B's U-Boot has no setexpr.
+      for m_number in 0 1 2 3 4 5 6 7 8; do
+        if test ${m_number} -lt ${m_left}; then
+          setenv m_after ${m_number}
+        fi
+      done
       setenv BOOT_${m_slot}_LEFT ${m_after}
       env export -c -s 8000 ${ramdisk_addr_r} BOOT_ORDER BOOT_A_LEFT BOOT_B_LEFT MACHINE_ID
       for m_block in ${m_blocks}; do
