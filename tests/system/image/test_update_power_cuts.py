@@ -2,9 +2,9 @@
 
 pytest -m on_demand tests/system/image/test_update_power_cuts.py
 
-One update is recorded with every write and flush, from the first boot until the new slot is confirmed. From the record
-disks are made that a cut could have left, and each is booted with firmware, boot loader and all, until its file systems
-are mounted. Some of them are booted once more, until the check of the boot has confirmed the slot by real inference.
+One update is recorded with every write and flush, from the first boot until the new slot is confirmed. From the
+record disks are made that a cut could have left, and each is booted with firmware, boot loader and all, until its file
+systems are mounted. Some are booted once more, until the check of the boot has confirmed the slot by real inference.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ pytestmark = [pytest.mark.system, pytest.mark.on_demand]
 CUTS_WHILE_WRITING, CUTS_BESIDE_DECISIONS = 8, 12
 # Of these so many go on to an answer: every one of them would take hours in emulation.
 TO_AN_ANSWER = 4
-# While an update is recorded the service would only take time: what is cut short is between boot loader, RAUC and disk.
+# While an update is recorded the service would only take time: what is cut is between boot loader, RAUC and disk.
 QUIET = "magnitude.service magnitude.socket magnitude-boot-check.service magnitude-self-test.service"
 ENVIRONMENT = b"# GRUB Environment Block"
 LOG_BYTES = 8 << 30  # sparse
