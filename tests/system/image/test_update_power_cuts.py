@@ -3,8 +3,8 @@
 pytest -m on_demand tests/system/image/test_update_power_cuts.py
 
 One update is recorded with every write and flush, from the first boot until the new slot is confirmed. From the
-record disks are made that a cut could have left, and each is booted with firmware, boot loader and all, until its file
-systems are mounted. Some are booted once more, until the check of the boot has confirmed the slot by real inference.
+record disks are made that a cut could have left, and each is booted with firmware, boot loader and all, until its
+file systems are mounted. Some go on until the check of the boot has confirmed the slot by real inference.
 """
 
 from __future__ import annotations
