@@ -52,7 +52,10 @@ MASKED = (
     "e2scrub_all.timer",
     "fstrim.timer",
     "ldconfig.service",
+    # No program here is for another kind of machine.
+    "proc-sys-fs-binfmt_misc.automount",
     "rauc-mark-good.service",
+    "systemd-binfmt.service",
     "systemd-hwdb-update.service",
     "systemd-networkd-wait-online.service",
 )
