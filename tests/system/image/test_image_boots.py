@@ -5,6 +5,7 @@ pytest -m on_demand tests/system/image/test_image_boots.py
 
 from __future__ import annotations
 
+import subprocess
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -14,15 +15,19 @@ import httpx
 import pytest
 import tiny_gguf
 from image_machine import BOOT_S, ImageMachine, overlay_disk
-from tested_image import Tested, write_overlay
+from tested_image import DATA_MIB, GOLDEN, SLOT_MIB, Tested, write_overlay
+from tiny_sources import decoder_folder
 
+from image.guest import qemu
 from image.guest.build import MODELS, Built, build
+from image.guest.partitions import MIB, layout, offsets
 
 pytestmark = [pytest.mark.system, pytest.mark.on_demand]
 
 CHAT, EMBEDDER = MODELS
 # What the root may take on a board without its models, which have their own size.
 ROOT_BYTES = 400_000_000
+KEY = "ssh-ed25519 AAAAC3NzaC1lZDI1NTE5AAAAIAABAgMEBQYHCAkKCwwNDg8QERITFBUWFxgZGhscHR4f somebody\n"
 
 
 @pytest.fixture(scope="module", params=["amd64", "arm64"])
@@ -126,12 +131,68 @@ def test_the_root_is_read_only_and_what_must_last_lies_on_the_data_partition(tes
         assert machine.check("cat /etc/machine-id") != identity
 
 
-def test_a_model_of_the_user_takes_the_place_of_the_image_s(tested: Tested, tmp_path: Path) -> None:
+def test_models_of_the_image_give_way_to_the_users_and_are_never_written(tested: Tested, tmp_path: Path) -> None:
+    source = decoder_folder(GOLDEN, tmp_path / "source")
+    files = {f"/tmp/source/{path.name}": path.read_bytes() for path in source.iterdir() if path.suffix != ".npz"}
+    models, of_image = "/var/lib/magnitude/models", "/usr/share/magnitude/models/tiny"
+    hashes = f"sha256sum {of_image}/*"
     with ImageMachine(
-        tested.architecture, overlay_disk(tested.image, tmp_path / "disk"), tmp_path / "run"
+        tested.architecture, qemu.disk(copied(tested.image, tmp_path / "disk")), tmp_path / "run"
     ) as machine:
         machine.wait_ready()
-        models = "/var/lib/magnitude/models"
-        machine.check(f"cp -r {models}/tiny {models}/mine && echo mine >>{models}/tiny/tokenizer_config.json")
-        assert "mine" in machine.check("magnitude list")
-        assert machine.run("grep -q mine /usr/share/magnitude/models/tiny/tokenizer_config.json").status
+        assert machine.check(f"readlink {models}/tiny").strip() == of_image
+        before = machine.check(hashes)
+        machine.check("magnitude import /tmp/source --name tiny --replace", timeout_s=BOOT_S, files=files)
+        assert machine.run(f"test -L {models}/tiny").status
+        assert machine.check(f"readlink {models}/.tiny.previous").strip() == of_image
+        machine.check("magnitude rollback tiny", timeout_s=BOOT_S)
+        assert machine.check(f"readlink {models}/tiny").strip() == of_image
+        machine.check("magnitude rollback tiny", timeout_s=BOOT_S)
+        assert machine.run(f"test -L {models}/tiny").status
+        machine.check("magnitude rm tiny --yes", timeout_s=BOOT_S)
+        assert machine.check(f"ls -A {models}") == ""
+        assert machine.check(hashes) == before
+        # What was removed was the user's; the image's own comes back.
+        machine.reboot()
+        machine.wait_ready()
+        assert machine.check(f"readlink {models}/tiny").strip() == of_image
+
+
+def copied(image: Path, target: Path) -> Path:
+    subprocess.run(["cp", "--sparse=always", image, target], check=True)
+    return target
+
+
+def test_a_first_boot_takes_over_what_lies_on_the_boot_partition_and_grows_the_data(
+    tested: Tested, tmp_path: Path
+) -> None:
+    disk = copied(tested.image, tmp_path / "disk")
+    begin = offsets(layout(SLOT_MIB * MIB, DATA_MIB * MIB))
+    (tmp_path / "magnitude.yaml").write_text("server:\n  max_queue: 7\n")
+    (tmp_path / "authorized_keys").write_text(KEY)
+    for name in ("magnitude.yaml", "authorized_keys"):
+        subprocess.run(
+            ["mcopy", "-i", f"{disk}@@{begin['boot']}", tmp_path / name, f"::/magnitude/{name}"], check=True
+        )
+    with disk.open("r+b") as file:
+        file.truncate(disk.stat().st_size + 512 * MIB)
+    with ImageMachine(tested.architecture, qemu.disk(disk), tmp_path / "run") as machine:
+        machine.wait_ready()
+        machine.until(
+            "systemctl is-active magnitude-first-boot.service magnitude-grow-data.service | grep -qx inactive"
+        )
+        machine.until(
+            "ls /boot/firmware/magnitude/magnitude.yaml.taken /boot/firmware/magnitude/authorized_keys.taken"
+        )
+        assert "max_queue: 7" in machine.check("cat /etc/magnitude/magnitude.yaml")
+        assert KEY.split()[1] in machine.check("cat /var/lib/magnitude-device/login-keys/root")
+        machine.until(f"test $(stat --file-system --format=%b /data) -gt {(DATA_MIB + 400) * MIB // 4096}")
+        identity = machine.check("cat /etc/machine-id").strip()
+        assert machine.check("cat /boot/firmware/machine-id.env").strip() == f"machine_id={identity}"
+        deadline = time.monotonic() + BOOT_S
+        while b"Magnitude " not in machine.console.read_bytes():
+            assert time.monotonic() < deadline, machine.console_end()
+            time.sleep(1)
+        machine.reboot()
+        machine.wait_ready()
+        assert machine.check("cat /etc/machine-id").strip() == identity
