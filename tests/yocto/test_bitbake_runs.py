@@ -86,6 +86,15 @@ def test_errors_and_warnings_about_the_layer_are_faults_and_other_warnings_are_n
     assert (len(findings), theirs) == ((1, []) if ours else (0, [line]))
 
 
+def test_a_message_of_several_lines_is_told_as_a_whole(tmp_path: Path) -> None:
+    layer = write_layer(tmp_path / "layer")
+    lines = ["ERROR: No recipes in default available for:", "  /somewhere/a_%.bbappend", "  /somewhere/b_%.bbappend"]
+    findings, _ = judge(Build(machine="qemuarm64", layers=(), missing=()), 1, lines, layer)
+    assert [finding.message.partition("for: ")[2] for finding in findings] == [
+        "/somewhere/a_%.bbappend /somewhere/b_%.bbappend"
+    ]
+
+
 def test_a_failure_without_a_message_is_a_fault(tmp_path: Path) -> None:
     layer = write_layer(tmp_path / "layer")
     findings, _ = judge(Build(machine="qemuarm64", layers=(), missing=()), 1, [], layer)

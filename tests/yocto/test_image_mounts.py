@@ -109,6 +109,10 @@ def test_root_and_boot_are_read_only() -> None:
     assert "ro" in MOUNTS["/boot/firmware"].options
 
 
+def test_reading_a_card_never_writes_to_it() -> None:
+    assert all("noatime" in mount.options for mount in MOUNTS.values() if mount.source.startswith("PARTUUID="))
+
+
 def test_a_lost_boot_partition_holds_up_nothing_and_a_lost_data_partition_everything() -> None:
     optional = {place for place, mount in MOUNTS.items() if "nofail" in mount.options}
     assert optional == {"/boot/firmware"}

@@ -86,3 +86,11 @@ def test_the_layers_that_ours_depends_on_are_in_every_build() -> None:
 def test_no_key_for_updates_is_named_in_a_file() -> None:
     environment = read(KAS / "feature/rauc.yml")["env"]
     assert environment == {"RAUC_KEY_FILE": None, "RAUC_CERT_FILE": None, "MAGNITUDE_KEYRING_FILE": None}
+
+
+def test_a_working_tree_is_the_source_of_the_models_importer_as_well() -> None:
+    """Image and build machine have the same service, and neither build writes into the checkout."""
+    text = read(KAS / "feature/local-source.yml")["local_conf_header"]["local-source"]
+    for name in ("magnitude", "magnitude-native"):
+        assert f'EXTERNALSRC:pn-{name} = "${{MAGNITUDE_LAYERDIR}}/../.."' in text
+        assert f'EXTERNALSRC_SYMLINKS:pn-{name} = ""' in text

@@ -138,7 +138,7 @@ def judge(build: Build, status: int, lines: Iterable[str], layer: Layer) -> tupl
     ends = r"(?=-\d|_\d|-native|[^\w-]|$)"
     ours = re.compile("|".join(rf"(?<![\w-]){re.escape(name)}{ends}" for name in sorted(own)))
     findings, theirs = [], []
-    for line in lines:
+    for line in _whole(lines):
         if line.startswith("ERROR:") or (line.startswith("WARNING:") and ours.search(line)):
             findings.append(Finding(path=layer.root, message=f"{build.machine}: {line}"))
         elif line.startswith("WARNING:"):
@@ -146,6 +146,17 @@ def judge(build: Build, status: int, lines: Iterable[str], layer: Layer) -> tupl
     if status and not findings:
         findings.append(Finding(path=layer.root, message=f"{build.machine}: bitbake ended with status {status}"))
     return findings, theirs
+
+
+def _whole(lines: Iterable[str]) -> list[str]:
+    """Messages with the indented lines that go on with them."""
+    told: list[str] = []
+    for line in lines:
+        if line.startswith("  ") and told:
+            told[-1] += f" {line.strip()}"
+        else:
+            told.append(line)
+    return told
 
 
 def judge_compatible(machine: str, status: int, lines: Iterable[str], layer: Layer) -> list[Finding]:

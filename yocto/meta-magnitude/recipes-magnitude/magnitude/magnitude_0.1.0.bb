@@ -17,7 +17,7 @@ MAGNITUDE_GIT_URI ?= "git://${@os.path.realpath('${MAGNITUDE_LAYERDIR}/../..')};
 SRC_URI = "${MAGNITUDE_GIT_URI};nobranch=1 \
     file://place-units.py \
 "
-SRCREV = "a54544cbe6d47850e99b8f9c4522fc5304aa1577"
+SRCREV = "158ee50df6efab1e47cf9764a0cc38cc1c791f51"
 
 inherit features_check python_hatchling systemd useradd
 
