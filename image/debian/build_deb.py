@@ -17,7 +17,8 @@ import sys
 import tempfile
 from pathlib import Path
 
-from contents import glibc_minor, trim, unmet, wrong_machine
+from contents import glibc_minor, unmet, wrong_machine
+from left_out import trim_packages
 from suites import MACHINES, SUITES, Suite, control, package_file, package_version, pip_target
 
 HERE = Path(__file__).resolve().parent
@@ -71,7 +72,7 @@ def _install_packages(root: Path, suite: Suite, architecture: str, work: Path) -
         *pip_target(suite, architecture),
         f"{wheel}[import]",
     )
-    trim(site)
+    trim_packages(site, image=False)
     if wrong := wrong_machine(root, number):
         raise BuildFailed(f"not for {architecture}: {', '.join(map(str, wrong))}")
     if missing := unmet(site, suite.python, machine):

@@ -1,45 +1,14 @@
-"""What is in the folder of Python packages: what is left out, and whether all of it fits the system it is for."""
+"""What is in the folder of Python packages: whether all of it fits the system it is for."""
 
 from __future__ import annotations
 
 import re
-import shutil
 from collections.abc import Iterator
 from importlib.metadata import Distribution, distributions
 from pathlib import Path
 
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
-
-# Never imported by the service, and together a fifth of the package.
-_LEFT_OUT = (
-    "bin",
-    "*.pyi",
-    "*/tests",
-    "*/include",
-    "*.a",
-    "onnxruntime/datasets",
-    "onnxruntime/quantization",
-    "onnxruntime/tools",
-    "onnxruntime/transformers",
-    "onnx/backend/test",
-    "onnx/test",
-    # For devices that are ours as a whole: nobody should come to put that onto a system of their own.
-    "magnitude/systemd_units/image",
-    # Where the wheels lay when the package was built.
-    "*.dist-info/direct_url.json",
-    "*.dist-info/REQUESTED",
-)
-
-
-def trim(site: Path) -> None:
-    """Remove from the packages in `site` what nobody needs at run time."""
-    for pattern in _LEFT_OUT:
-        for path in list(site.rglob(pattern) if pattern.startswith("*") else site.glob(pattern)):
-            if path.is_dir():
-                shutil.rmtree(path)
-            elif path.exists():
-                path.unlink()
 
 
 def elf_files(folder: Path) -> Iterator[tuple[Path, int, bytes]]:

@@ -14,7 +14,7 @@ import secrets
 import shutil
 import sys
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
@@ -35,6 +35,7 @@ from image.guest.debian import (
     only_one,
     own_architecture,
     run,
+    wheel_options,
 )
 from image.guest.partitions import MIB, layout, write_disk
 from image.guest.workshop import Workshop
@@ -71,6 +72,7 @@ class Parts(NamedTuple):
 
     workshop: Workshop
     base: Path
+    site: Path
     boot: Path
 
 
@@ -97,12 +99,14 @@ def why_not(architecture: str) -> str:
 
 
 def kept_parts(cache: Path, architecture: str) -> Parts:
-    """Tools, base and kernel, from the cache or made now. Raises `BuildFailed`."""
+    """Tools, base, Python packages and kernel, from the cache or made now. Raises `BuildFailed`."""
     common = [tree.SUITE, *LEFT_OUT]
-    base_recipe = [inspect.getsource(tree.make_base), *tree.PACKAGES]
-    base_key = key_of(*common, *base_recipe, *map(str, GLIBC_MINORS), *dependencies())
+    base_key = key_of(*common, inspect.getsource(tree.make_base), *tree.PACKAGES)
+    site_recipe = [inspect.getsource(tree.make_site), inspect.getsource(wheel_options)]
+    site_key = key_of(tree.SUITE, *site_recipe, *map(str, GLIBC_MINORS), *dependencies("import"))
     boot_recipe = [inspect.getsource(tree.fetch_boot_parts), tree.KERNELS[architecture]]
-    boot_key = key_of(*common, *boot_recipe, *contents(["image/guest/kernel.py", "image/guest/files/init"]))
+    boot_files = [f"image/guest/{name}" for name in ("kernel.py", "trimming.py", "files/init")]
+    boot_key = key_of(*common, *boot_recipe, *contents(boot_files))
     tools_key = key_of(*common, *workshop.PACKAGES)
     with only_one(cache):
         drop_old(cache, KEEP_S)
@@ -110,10 +114,13 @@ def kept_parts(cache: Path, architecture: str) -> Parts:
             cache / f"tools-{tree.SUITE}-{tools_key}", lambda folder: workshop.make_workshop(folder, tree.SUITE)
         )
         base = cached(cache / f"base-{architecture}-{base_key}", lambda folder: tree.make_base(folder, architecture))
+        site = cached(
+            cache / f"site-{architecture}-{site_key}", lambda folder: tree.make_site(folder, base, architecture)
+        )
         boot = cached(
             cache / f"boot-{architecture}-{boot_key}", lambda folder: tree.fetch_boot_parts(folder, architecture)
         )
-    return Parts(Workshop(tools), base, boot)
+    return Parts(Workshop(tools), base, site, boot)
 
 
 def build(
@@ -126,8 +133,10 @@ def build(
     bundle: bool = False,
     slot_mib: int = SLOT_MIB,
     data_mib: int = DATA_MIB,
+    edit: Callable[[Path], None] | None = None,
 ) -> Built:
-    """Build an image into the folder `out`, or an update for one that was built there. Raises `BuildFailed`."""
+    """Build an image into the folder `out`, or an update for one that was built there. `edit` changes a copy of the
+    service's sources first. Raises `BuildFailed`."""
     if reason := why_not(architecture):
         raise BuildFailed(reason)
     cache = cache_folder()
@@ -138,15 +147,16 @@ def build(
     api_key = _api_key(out / "api-key")
     with tempfile.TemporaryDirectory(dir=cache) as work_name:
         work = Path(work_name)
-        wheel = build_wheel(work / "wheel", version=version)
+        wheel = build_wheel(work / "wheel", version=version, edit=edit)
         root = work / "tree"
         root.mkdir()
         tree.make_tree(
-            root, parts.base, parts.boot, wheel.parent, parts.workshop, architecture,
+            root, parts.base, parts.site, parts.boot, wheel.parent, parts.workshop, architecture,
             keyring=keyring, models=models, overlay=overlay,
         )  # fmt: skip
         root_bytes = file_systems.used_bytes(root) - file_systems.used_bytes(root / tree.MODELS)
-        owner = file_systems.owner_in(root)
+        # A finding fails the build: no image leaves it that makes devices alike or lets somebody in.
+        run(sys.executable, CHECKOUT / "scripts/check-image", root)
         file_systems.make_root_image(parts.workshop, work, "tree", "rootfs.ext4")
         shutil.rmtree(root)
         slot_image_bytes = (work / "rootfs.ext4").stat().st_size
@@ -160,7 +170,7 @@ def build(
         partitions = layout(slot_mib * MIB, data_mib * MIB)
         boot = partitions[0]
         config = CONFIG.format(digest=hashlib.sha256(api_key.encode()).hexdigest())
-        file_systems.make_data_image(parts.workshop, work, "data.ext4", data_mib * MIB, owner, config)
+        file_systems.make_data_image(parts.workshop, work, "data.ext4", data_mib * MIB, config)
         file_systems.make_boot_image(
             parts.workshop, work, "boot.fat", boot.size_bytes, architecture, parts.boot / "grub"
         )

@@ -71,8 +71,16 @@ def apt_sources(suite: str) -> list[str]:
     return lines
 
 
-def make_root(root: Path, suite: str, packages: Sequence[str], *, architecture: str | None = None) -> None:
-    """A root file system of `packages` and what they need, without documentation. Raises `BuildFailed`."""
+def make_root(
+    root: Path,
+    suite: str,
+    packages: Sequence[str],
+    *,
+    architecture: str | None = None,
+    left_out: Sequence[str] = (),
+) -> None:
+    """A root file system of `packages` and what they need, without documentation and without the files of packages
+    that the patterns `left_out` name. Raises `BuildFailed`."""
     options = [
         "--mode=root",
         "--variant=minbase",
@@ -81,7 +89,8 @@ def make_root(root: Path, suite: str, packages: Sequence[str], *, architecture: 
     ]
     if architecture:
         options.append(f"--architectures={architecture}")
-    options += [f"--dpkgopt=path-exclude=/usr/share/{folder}/*" for folder in LEFT_OUT]
+    patterns = [*(f"/usr/share/{folder}/*" for folder in LEFT_OUT), *left_out]
+    options += [f"--dpkgopt=path-exclude={pattern}" for pattern in patterns]
     run("mmdebstrap", "--quiet", *options, suite, root, *apt_sources(suite))
 
 
@@ -117,10 +126,12 @@ def python_of(root: Path) -> str:
     return (root / "usr/bin/python3").readlink().name.removeprefix("python")
 
 
-def dependencies() -> list[str]:
-    """What the package needs, as `pyproject.toml` says it."""
+def dependencies(*extras: str) -> list[str]:
+    """What the package needs, with its `extras`, as `pyproject.toml` says it."""
     with (CHECKOUT / "pyproject.toml").open("rb") as file:
-        return list(tomllib.load(file)["project"]["dependencies"])
+        project = tomllib.load(file)["project"]
+    further = project["optional-dependencies"]
+    return [*project["dependencies"], *(name for extra in extras for name in further[extra])]
 
 
 def wheel_options(python: str, machine: str) -> list[str]:

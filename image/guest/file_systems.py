@@ -35,9 +35,10 @@ EFI_NAMES = {"amd64": ("BOOTX64.EFI", "x86_64-efi"), "arm64": ("BOOTAA64.EFI", "
 # amd64 in emulation on a busy host: the kernel's check of its timer fails, and what it measures as the frequency of
 # the processor's counter may be many times too low, so that the clock runs away. It is read from a device instead.
 OWN_OPTIONS = {"amd64": "console=ttyS0 no_timer_check tsc=unstable", "arm64": "console=ttyAMA0"}
-# A panic counts as a failed boot. Pressure figures are what the memory ladder reads. The name of the network card
-# does not matter here, and renaming it takes time.
-KERNEL_OPTIONS = "{own} panic=10 psi=1 net.ifnames=0 quiet"
+# A panic counts as a failed boot. Pressure figures are what the memory ladder reads. A file system that is damaged is
+# repaired as far as can be: nobody is there to be asked. The name of the network card does not matter here, and
+# renaming it takes time.
+KERNEL_OPTIONS = "{own} panic=10 psi=1 fsck.repair=yes net.ifnames=0 quiet"
 ENVIRONMENT_BYTES = 1024
 # The image comes with A, and B is empty.
 FIRST_ENVIRONMENT = {
@@ -62,32 +63,17 @@ def make_root_image(workshop: Workshop, folder: Path, tree: str, target: str) ->
     )  # fmt: skip
 
 
-def make_data_image(
-    workshop: Workshop, folder: Path, target: str, size_bytes: int, owner: tuple[int, int], config: str
-) -> None:
-    """`target` in `folder`: an empty data partition with `config` as the user's own configuration. `owner`: user and
-    group of the service in the image."""
+def make_data_image(workshop: Workshop, folder: Path, target: str, size_bytes: int, config: str) -> None:
+    """`target` in `folder`: a data partition with nothing but `config` as the user's own configuration. All other
+    folders are made by the first boot."""
     tree = folder / "data"
-    for name in ("lib/magnitude-device", "lib/magnitude-last-resort", "lib/rauc", "lib/systemd", "overlay/etc/upper",
-                 "overlay/etc/work", "overlay/models/work"):  # fmt: skip
-        (tree / name).mkdir(parents=True)
-    for name in ("lib/magnitude", "lib/magnitude/models", "cache/magnitude", "overlay/models/upper"):
-        (tree / name).mkdir(parents=True, exist_ok=True)
-        run("chown", f"{owner[0]}:{owner[1]}", tree / name)
-        (tree / name).chmod(0o750)
-    (tree / "overlay/etc/upper/magnitude.yaml").write_text(config)
+    (tree / "etc/magnitude").mkdir(parents=True)
+    (tree / "etc/magnitude/magnitude.yaml").write_text(config)
     workshop.run(
         folder, "mke2fs", "-q", "-t", "ext4", "-b", "4096", "-m", "0", "-L", DATA_LABEL, "-O", PLAIN, "-d", "data",
         target, f"{size_bytes // MIB}M",
     )  # fmt: skip
     shutil.rmtree(tree)
-
-
-def owner_in(tree: Path, name: str = "magnitude") -> tuple[int, int]:
-    """User and group numbers of a user in the root file system `tree`. Raises `StopIteration` without such a user."""
-    lines = (line.split(":") for line in (tree / "etc/passwd").read_text().splitlines())
-    user = next(line for line in lines if line[0] == name)
-    return int(user[2]), int(user[3])
 
 
 def make_boot_image(

@@ -32,6 +32,11 @@ class UnpackedKernel:
         (self.image,) = (tree / "boot").glob("vmlinuz-*")
         self.release = self.image.name.removeprefix("vmlinuz-")
 
+    @property
+    def modules(self) -> Path:
+        """The folder of modules and of what depmod says of them."""
+        return self.tree / "usr/lib/modules" / self.release
+
     def modules_in_order(self, names: Sequence[str]) -> list[Path]:
         """The files of these modules, each after those it needs; what is built in has none."""
         found: dict[Path, None] = {}

@@ -7,8 +7,6 @@ from collections.abc import Sequence
 from pathlib import Path
 
 PROGRAMS = {"amd64": "qemu-system-x86_64", "arm64": "qemu-system-aarch64"}
-# What brings program and firmware, on Debian.
-PACKAGES = {"amd64": "qemu-system-x86 ovmf", "arm64": "qemu-system-arm qemu-efi-aarch64"}
 FIRMWARE = {"amd64": "/usr/share/OVMF/OVMF_CODE_4M.fd", "arm64": "/usr/share/qemu-efi-aarch64/QEMU_EFI.fd"}
 # What the firmware remembers, forgotten at the end; with nowhere to put it, it would write to the boot partition.
 MEMORY = "/usr/share/OVMF/OVMF_VARS_4M.fd"

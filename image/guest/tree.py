@@ -1,6 +1,6 @@
 """The root file system of the image: Debian with what a device needs, our wheel, its units and the models.
 
-In two layers: what is Debian's and other people's (minutes, longer in emulation; kept), and on top of it what is ours
+In layers: Debian (minutes, longer in emulation; kept), Python packages (kept too), and on top of them what is ours
 (seconds).
 """
 
@@ -12,9 +12,11 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
+from image.debian.left_out import trim_packages
 from image.guest import partitions
-from image.guest.debian import MACHINES, dependencies, in_root, make_root, python_of, run, wheel_options
+from image.guest.debian import CHECKOUT, MACHINES, dependencies, in_root, make_root, python_of, run, wheel_options
 from image.guest.kernel import fetch_kernel, make_initrd
+from image.guest.trimming import trim_debian, trim_modules
 from image.guest.workshop import Workshop
 
 SUITE = "trixie"
@@ -39,35 +41,8 @@ GRUB_PACKAGES = {"amd64": "grub-efi-amd64-bin", "arm64": "grub-efi-arm64-bin"}
 # Where Debian's Python looks for packages of the distribution.
 SITE = "usr/lib/python3/dist-packages"
 MODELS = "usr/share/magnitude/models"
-# Of packages that the service uses, the parts that it does not: converters, tests, sources for compilers.
-UNUSED = (
-    "onnxruntime/transformers",
-    "onnxruntime/quantization",
-    "onnxruntime/tools",
-    "onnxruntime/datasets",
-    "numpy/f2py",
-    "numpy/_core/include",
-    "numpy/_core/lib",
-    "numpy/_pyinstaller",
-    # What the tokenizer would download with, which nothing here does.
-    "fsspec",
-    "hf_xet",
-    "httpcore2",
-    "httpx2",
-    "huggingface_hub",
-    "tqdm",
-)
-# What Debian's own packages leave behind, and a read-only root never uses. (So are the C library's tables of old
-# character sets, below a folder that has the architecture in its name.)
-LEFTOVERS = (
-    "var/cache/apt",
-    "var/lib/apt/lists",
-    "var/cache/debconf",
-    "var/log",
-    "usr/share/bash-completion",
-    "usr/share/lintian",
-    "usr/share/bug",
-)
+# What makes, at boot, the links through which the image's models are served; one file for all our images.
+LINKS = CHECKOUT / "image/embedded-models.tmpfiles.conf"
 # Units that would run at some moment of their own, or that are somebody else's task: only our own check of a boot
 # says that a slot is good.
 MASKED = (
@@ -77,7 +52,10 @@ MASKED = (
     "e2scrub_all.timer",
     "fstrim.timer",
     "ldconfig.service",
+    # No program here is for another kind of machine.
+    "proc-sys-fs-binfmt_misc.automount",
     "rauc-mark-good.service",
+    "systemd-binfmt.service",
     "systemd-hwdb-update.service",
     "systemd-networkd-wait-online.service",
 )
@@ -88,7 +66,8 @@ MOUNT_POINTS = (
     "etc/magnitude",
     "usr/share/magnitude/models",
     "var/cache/magnitude",
-    "var/lib/magnitude/models",
+    "var/lib/NetworkManager",
+    "var/lib/magnitude",
     "var/lib/magnitude-device",
     "var/lib/magnitude-last-resort",
     "var/lib/rauc",
@@ -106,22 +85,15 @@ sys.exit(run())
 
 
 def make_base(root: Path, architecture: str) -> None:
-    """Debian and our dependencies. Raises `BuildFailed`."""
-    make_root(root, SUITE, PACKAGES, architecture=architecture)
-    site = root / SITE
+    """Debian. Raises `BuildFailed`."""
+    # The names of hardware: udev's installation makes an index of them, which takes minutes in emulation.
+    make_root(root, SUITE, PACKAGES, architecture=architecture, left_out=["/usr/lib/udev/hwdb.d/*"])
+
+
+def make_site(site: Path, base: Path, architecture: str) -> None:
+    """Our dependencies and the importers', for the Python of `base`. Raises `BuildFailed`."""
     run(sys.executable, "-m", "pip", "install", "--quiet", "--no-compile", f"--target={site}",
-        *wheel_options(python_of(root), MACHINES[architecture]), *dependencies())  # fmt: skip
-    # Command line programs of the dependencies; their first line names this machine's Python.
-    shutil.rmtree(site / "bin", ignore_errors=True)
-
-
-def trim(root: Path) -> None:
-    """Take away what the device never uses."""
-    site = root / SITE
-    unused = [*(site / name for name in UNUSED), *(root / name for name in LEFTOVERS)]
-    unused += [*site.glob("**/tests"), *root.glob("usr/lib/*-linux-gnu/gconv")]
-    for folder in unused:
-        shutil.rmtree(folder, ignore_errors=True)
+        *wheel_options(python_of(base), MACHINES[architecture]), *dependencies("import"))  # fmt: skip
 
 
 def fetch_boot_parts(folder: Path, architecture: str) -> None:
@@ -131,6 +103,8 @@ def fetch_boot_parts(folder: Path, architecture: str) -> None:
     kernel = fetch_kernel(work, KERNELS[architecture], SUITE, architecture, [GRUB_PACKAGES[architecture]])
     shutil.copy(kernel.image, folder / "vmlinuz")
     make_initrd(folder / "initrd.img", kernel, (FILES / "init").read_text())
+    trim_modules(kernel.modules)
+    run("depmod", "-b", kernel.tree, kernel.release)
     shutil.move(kernel.tree / "usr/lib/modules", folder / "modules")
     shutil.move(kernel.tree / "usr/lib/grub", folder / "grub")
     shutil.rmtree(work)
@@ -139,6 +113,7 @@ def fetch_boot_parts(folder: Path, architecture: str) -> None:
 def make_tree(
     root: Path,
     base: Path,
+    site: Path,
     boot_parts: Path,
     wheel: Path,
     workshop: Workshop,
@@ -148,9 +123,11 @@ def make_tree(
     models: Sequence[Path] = (),
     overlay: Path | None = None,
 ) -> None:
-    """What is ours on top of `base`, into `root`. Files of the folder `overlay` are put over all others."""
+    """What is ours on top of `base` and `site`, into `root`. Files of `overlay` are put over all others."""
     run("cp", "--archive", "--reflink=auto", f"{base}/.", root)
-    trim(root)
+    run("cp", "--recursive", "--reflink=auto", f"{site}/.", root / SITE)
+    trim_debian(root)
+    trim_packages(root / SITE, image=True)
     for folder in MOUNT_POINTS:
         (root / folder).mkdir(parents=True, exist_ok=True)
     (root / "boot").mkdir(exist_ok=True)
@@ -163,7 +140,7 @@ def make_tree(
     _write(root / "usr/bin/magnitude", LAUNCHER, 0o755)
     _configure(root, architecture, keyring)
     in_root(root, "magnitude", "install-units", "--prefix", "/usr", "--image")
-    _enable_units_of_images(root)
+    _write(root / "usr/lib/tmpfiles.d/magnitude-models.conf", links_to([model.name for model in models]))
     for model in models:
         run("cp", "--recursive", "--reflink=auto", model.resolve(), root / MODELS / model.name)
     run("chown", "-R", "0:0", root / MODELS)
@@ -191,6 +168,9 @@ def _configure(root: Path, architecture: str, keyring: Path) -> None:
         ("network", "etc/systemd/network/80-dhcp.network", 0o644),
         ("guest-socket.conf", "etc/systemd/system/magnitude.socket.d/50-guest.conf", 0o644),
         ("guest-service.conf", "etc/systemd/system/magnitude.service.d/50-guest.conf", 0o644),
+        ("guest-boot-check.conf", "etc/systemd/system/magnitude-boot-check.service.d/50-guest.conf", 0o644),
+        ("guest-first-boot.conf", "etc/systemd/system/magnitude-first-boot.service.d/50-guest.conf", 0o644),
+        ("guest-first-boot.conf", "etc/systemd/system/magnitude-self-test.service.d/50-guest.conf", 0o644),
     ):
         _write(root / target, fill_in((FILES / name).read_text(), filled_in), mode)
     shutil.copy(keyring, root / "etc/rauc/keyring.pem")
@@ -198,6 +178,10 @@ def _configure(root: Path, architecture: str, keyring: Path) -> None:
     _write(root / "etc/hosts", "127.0.0.1 localhost magnitude\n::1 localhost\n")
     # Empty: the machine's own is put over it at boot.
     _write(root / "etc/machine-id", "")
+    dbus = root / "var/lib/dbus/machine-id"
+    dbus.parent.mkdir(parents=True, exist_ok=True)
+    dbus.unlink(missing_ok=True)
+    dbus.symlink_to("/etc/machine-id")
     for unit in MASKED:
         link = root / "etc/systemd/system" / unit
         link.unlink(missing_ok=True)
@@ -205,11 +189,14 @@ def _configure(root: Path, architecture: str, keyring: Path) -> None:
     in_root(root, "systemctl", "enable", "systemd-networkd.service")
 
 
-def _enable_units_of_images(root: Path) -> None:
-    """Enable what only images have, of all units that say when they want to be started."""
-    for unit in sorted((root / "usr/lib/systemd/system").glob("magnitude-*.service")):
-        if re.search(r"(?m)^\[Install\]", unit.read_text()):
-            in_root(root, "systemctl", "enable", unit.name)
+def links_to(names: Sequence[str]) -> str:
+    """The lines for tmpfiles that link to the image's models `names`; those of `LINKS` for the usual ones."""
+    lines = LINKS.read_text().splitlines(keepends=True)
+    first = next(number for number, line in enumerate(lines) if line.startswith("L "))
+    usual = lines[first].split()[1].rpartition("/")[2]
+    return "".join(lines[: first - 1]) + "".join(
+        line.replace(usual, name) for name in names for line in lines[first - 1 : first + 1]
+    )
 
 
 def fill_in(text: str, values: dict[str, str]) -> str:

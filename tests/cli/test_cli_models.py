@@ -143,6 +143,15 @@ def test_rm_of_a_link_keeps_what_it_points_to(models: Path) -> None:
     assert not (models / "chat").is_symlink()
 
 
+def test_rm_of_a_model_forgets_the_link_that_it_has_replaced_and_keeps_what_that_points_to(models: Path) -> None:
+    (models / "chat").rename(models.parent / "real")
+    shutil.copytree(models.parent / "real", models / "chat")
+    (models / ".chat.previous").symlink_to(models.parent / "real")
+    assert "link to the earlier chat" in run("rm", "chat", "--yes")
+    assert list(models.glob("*chat*")) == []
+    assert (models.parent / "real/manifest.json").exists()
+
+
 def test_budget_fits_and_says_the_largest_context(models: Path) -> None:
     output = run("budget", "chat", "--context", "1024", "--slots", "1", "--memory", "4000")
     assert "KV cache" in output

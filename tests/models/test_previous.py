@@ -151,3 +151,69 @@ def test_a_file_system_without_hard_links_keeps_the_predecessor_as_well(
     monkeypatch.setattr(os, "link", no_links)
     replaced(chat.parent, b"second")
     assert (weights(chat), weights(previous_of(chat))) == (b"second", b"first")
+
+
+@pytest.fixture
+def linked(tmp_path: Path) -> Path:
+    """A model of an image: a link in the models folder to a folder that nothing may change."""
+    of_image = model(tmp_path / "image/chat", b"of the image")
+    (tmp_path / "models").mkdir()
+    link = tmp_path / "models/chat"
+    link.symlink_to(of_image)
+    return link
+
+
+def of_image(linked: Path) -> dict[str, bytes]:
+    folder = linked.parents[1] / "image/chat"
+    return {path.name: path.read_bytes() for path in folder.iterdir()}
+
+
+@pytest.mark.parametrize("exchanges", [True, False])
+def test_a_link_gives_its_place_up_and_what_it_leads_to_stays(
+    linked: Path, exchanges: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    before = of_image(linked)
+    if not exchanges:  # a file system that cannot exchange two names
+        monkeypatch.setattr("ctypes.CDLL", lambda *_, **__: None)
+    replaced(linked.parent, b"of the user")
+    assert not linked.is_symlink()
+    assert weights(linked) == b"of the user"
+    assert previous_of(linked).is_symlink()
+    assert weights(previous_of(linked)) == b"of the image"
+    assert [entry.name for entry in scan(linked.parent)] == ["chat"]
+    assert sorted(path.name for path in linked.parent.iterdir()) == [".chat.previous", "chat"]
+    assert of_image(linked) == before
+
+
+def test_a_link_is_put_back_and_the_users_model_again(linked: Path) -> None:
+    before = of_image(linked)
+    replaced(linked.parent, b"of the user")
+    put_back(linked)
+    assert linked.is_symlink()
+    assert weights(linked) == b"of the image"
+    put_back(linked)
+    assert weights(linked) == b"of the user"
+    assert previous_of(linked).is_symlink()
+    assert of_image(linked) == before
+
+
+def test_a_link_that_was_replaced_is_forgotten_and_what_it_leads_to_stays(linked: Path) -> None:
+    before = of_image(linked)
+    replaced(linked.parent, b"of the user")
+    assert forget_previous(open_folder(linked))
+    assert [path.name for path in linked.parent.iterdir()] == ["chat"]
+    assert of_image(linked) == before
+
+
+def test_a_second_replacement_forgets_the_link_that_the_first_one_kept(linked: Path) -> None:
+    replaced(linked.parent, b"of the user")
+    replaced(linked.parent, b"another")
+    assert not previous_of(linked).is_symlink()
+    assert weights(previous_of(linked)) == b"of the user"
+
+
+def test_a_link_that_leads_nowhere_any_more_is_replaced(linked: Path) -> None:
+    linked.unlink()
+    linked.symlink_to(linked.parents[1] / "gone")
+    replaced(linked.parent, b"of the user")
+    assert weights(linked) == b"of the user"

@@ -53,7 +53,8 @@ def encode(values: np.ndarray, kind: Kind) -> np.ndarray:
 def write(
     path: Path, kind: Kind, *, kinds: dict[str, Kind] | None = None, fields: dict[str, Any] | None = None
 ) -> Path:
-    """A Llama of one layer with all matrices in `kind`, or in that of `kinds` for the named ones."""
+    """A Llama of one layer with all matrices in `kind`, or in that of `kinds` for the named ones. `fields`: texts and
+    lists that it says more, or otherwise."""
     writer = gguf.GGUFWriter(path, "llama")
     numbers = {
         "llama.block_count": LAYERS,
@@ -67,9 +68,9 @@ def write(
         writer.add_uint32(name, number)
     writer.add_float32("llama.attention.layer_norm_rms_epsilon", 1e-5)
     writer.add_string("general.license", "apache-2.0")
-    writer.add_array("tokenizer.ggml.tokens", [f"t{i}" for i in range(VOCAB)])
-    for name, value in (fields or {}).items():
-        writer.add_string(name, value)
+    tokens = {"tokenizer.ggml.tokens": [f"t{i}" for i in range(VOCAB)]}
+    for name, value in (tokens | (fields or {})).items():
+        (writer.add_array if isinstance(value, list) else writer.add_string)(name, value)
     for name, values in random_weights().items():
         chosen = Kind.F32 if name in NORMS else (kinds or {}).get(name, kind)
         writer.add_tensor(f"{name}.weight", encode(values, chosen), raw_dtype=chosen)
@@ -78,3 +79,10 @@ def write(
     writer.write_tensors_to_file()
     writer.close()
     return path
+
+
+def write_whole(path: Path) -> Path:
+    """One with a tokenizer, which can be imported and served."""
+    tokens = [*(chr(ord("!") + number) for number in range(VOCAB - 1)), '!"']
+    tokenizer = {"tokens": tokens, "model": "gpt2", "pre": "gpt-2", "merges": ['! "']}
+    return write(path, Kind.Q8_0, fields={f"tokenizer.ggml.{name}": value for name, value in tokenizer.items()})

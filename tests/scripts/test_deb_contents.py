@@ -145,27 +145,6 @@ def test_what_the_packages_require_on_the_other_python_is_found_missing(contents
     assert contents.unmet(tmp_path, "3.11", "x86_64") == ["magnitude requires one>=2: version 1.9 is there"]
 
 
-def test_what_nobody_imports_at_run_time_and_where_it_was_built_is_left_out(
-    contents: ModuleType, tmp_path: Path
-) -> None:
-    gone = [
-        "bin/f2py",
-        "numpy/_core/tests/test_a.py",
-        "onnxruntime/transformers/a.py",
-        "a-1.dist-info/direct_url.json",
-        "a/b.pyi",
-        "magnitude/systemd_units/image/system.conf.d/50-magnitude-watchdog.conf",
-    ]
-    stays = ["numpy/_core/numeric.py", "onnxruntime/capi/a.so", "a-1.dist-info/METADATA", "a/tests.py"]
-    stays.append("magnitude/systemd_units/magnitude.service")
-    for name in [*gone, *stays]:
-        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
-        (tmp_path / name).touch()
-    contents.trim(tmp_path)
-    assert [name for name in gone if (tmp_path / name).exists()] == []
-    assert [name for name in stays if not (tmp_path / name).exists()] == []
-
-
 @pytest.mark.parametrize("name", ["postinst", "prerm", "postrm"])
 def test_maintainer_scripts_are_for_any_shell_and_stop_at_the_first_error(name: str) -> None:
     text = (DEBIAN / name).read_text()

@@ -1,3 +1,4 @@
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -86,6 +87,75 @@ def test_an_engine_that_says_nothing_after_its_start_is_killed() -> None:
     engine.apply(Begin(), 0.0)
     assert engine.apply(Tick(), HELLO_DEADLINE_S - 1) == []
     assert acts(engine.apply(Tick(), HELLO_DEADLINE_S + 1)) == [Kill]
+
+
+def loading_for(engine: EngineLifecycle, from_s: float, *, until_s: float, computing: bool = False) -> float:
+    """Let a fresh engine load, with its heartbeat, until it is killed; after how long, or `until_s`."""
+    engine.apply(SaidHello(True), from_s)
+    at_s, steps = from_s, 0
+    while at_s < from_s + until_s:
+        at_s += TICK_S
+        steps += computing
+        effects = [*engine.apply(Beat(steps, 0.0), at_s), *engine.apply(Tick(), at_s)]
+        if Kill in acts(effects):
+            break
+    return at_s - from_s
+
+
+def test_each_start_after_one_that_was_too_slow_gets_more_time_but_not_without_end() -> None:
+    engine = new()
+    engine.apply(Begin(), 0.0)
+    took_s, at_s = [], 0.0
+    for _ in range(5):
+        took_s.append(loading_for(engine, at_s, until_s=5000.0))
+        at_s += took_s[-1]
+        engine.apply(Exited("killed"), at_s)
+        at_s = retry_at(engine, at_s)
+        engine.apply(Tick(), at_s)
+    assert took_s == pytest.approx([100.0, 300.0, 900.0, 900.0, 900.0], abs=2 * TICK_S)
+
+
+def test_a_board_of_a_ninth_of_the_speed_comes_up_within_three_starts() -> None:
+    engine = new()
+    engine.apply(Begin(), 0.0)
+    at_s = 0.0
+    for _ in range(2):
+        at_s += loading_for(engine, at_s, until_s=850.0)
+        engine.apply(Exited("killed"), at_s)
+        at_s = retry_at(engine, at_s)
+        engine.apply(Tick(), at_s)
+    assert loading_for(engine, at_s, until_s=850.0) == pytest.approx(850.0)
+    engine.apply(ModelsReady(), at_s + 850.0)
+    assert engine.phase is Phase.UP
+
+
+def test_a_start_that_was_quick_again_takes_the_longer_deadline_back() -> None:
+    engine = new()
+    engine.apply(Begin(), 0.0)
+    at_s = loading_for(engine, 0.0, until_s=5000.0)
+    engine.apply(Exited("killed"), at_s)
+    engine.apply(Tick(), at_s := retry_at(engine, at_s))
+    engine.apply(SaidHello(True), at_s)
+    engine.apply(ModelsReady(), at_s + 1)
+    engine.apply(Exited("SIGSEGV", "crash"), at_s + 2)
+    engine.apply(Tick(), at_s := retry_at(engine, at_s + 2))
+    assert loading_for(engine, at_s, until_s=5000.0) == pytest.approx(100.0, abs=2 * TICK_S)
+
+
+def test_models_that_compute_while_they_are_loaded_are_no_hang() -> None:
+    engine = new()
+    engine.apply(Begin(), 0.0)
+    assert loading_for(engine, 0.0, until_s=1000.0, computing=True) == 1000.0
+
+
+def test_an_engine_that_is_slow_to_say_hello_gets_more_time_as_well() -> None:
+    engine = new()
+    engine.apply(Begin(), 0.0)
+    assert acts(engine.apply(Tick(), HELLO_DEADLINE_S + 1)) == [Kill]
+    engine.apply(Exited("killed"), HELLO_DEADLINE_S + 2)
+    assert engine.phase is Phase.STARTING
+    assert engine.apply(Tick(), 3 * HELLO_DEADLINE_S) == []
+    assert engine.patience_s == 3 * HELLO_DEADLINE_S
 
 
 def test_a_silent_engine_is_killed_once() -> None:

@@ -11,6 +11,7 @@ from magnitude.units.shipped import shipped_folder
 
 GRANT = shipped_folder() / "libexec/magnitude-grant-cpufreq"
 LAST_RESORT = shipped_folder() / "image/libexec/magnitude-last-resort"
+STRANDED = shipped_folder() / "image/libexec/magnitude-stranded"
 OWN_GROUP = grp.getgrgid(os.getgid()).gr_name
 HOUR_S = 3600
 
@@ -162,3 +163,35 @@ def test_an_hour_of_good_service_allows_the_next_reboot(
     device.asked.unlink()
     device.fail(10)
     assert device.reboots == (1 if allowed else 0)
+
+
+def stranded(root: Path, words: str) -> tuple[str, list[str]]:
+    """What it says at the end of a boot with these words on the kernel's command line, and what it asked for."""
+    asked = root / "asked"
+    (root / "proc").mkdir(parents=True)
+    (root / "proc/cmdline").write_text(f"{words}\n")
+    for name in ("bin/systemctl", "bin/sleep", "usr/lib/systemd/systemd-sulogin-shell"):
+        program = root / name
+        program.parent.mkdir(parents=True, exist_ok=True)
+        program.write_text(f'#!/bin/sh\necho "{program.name} $*" >>{asked}\necho "data.mount loaded failed"\n')
+        program.chmod(0o755)
+    done = subprocess.run(
+        ["sh", str(STRANDED), str(root)],
+        env={"PATH": f"{root}/bin:{os.environ['PATH']}"},
+        capture_output=True,
+        text=True,
+    )
+    assert (done.returncode, done.stderr) == (0, "")
+    return done.stdout, asked.read_text().splitlines()
+
+
+def test_a_system_that_cannot_come_up_says_what_has_failed_and_starts_anew_after_a_pause(tmp_path: Path) -> None:
+    said, asked = stranded(tmp_path, "root=PARTLABEL=root-b ro rauc.slot=B quiet")
+    assert "data.mount loaded failed" in said
+    assert asked[-2:] == ["sleep 120", "systemctl reboot --force"]
+
+
+@pytest.mark.parametrize("words", ["rescue", "systemd.unit=emergency.target", "single", "1"])
+def test_who_asked_for_a_shell_on_the_kernels_command_line_gets_it(tmp_path: Path, words: str) -> None:
+    _, asked = stranded(tmp_path, f"root=PARTLABEL=root-a {words} rauc.slot=A")
+    assert asked == ["systemd-sulogin-shell emergency"]

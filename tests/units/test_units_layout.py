@@ -44,14 +44,17 @@ def test_an_image_gets_everything_that_a_machine_gets_and_more() -> None:
     assert more == {
         "magnitude/magnitude-boot-check-failed",
         "magnitude/magnitude-last-resort",
+        "magnitude/magnitude-stranded",
         "/etc/issue.d/50-magnitude.issue",
         "/etc/ssh/sshd_config.d/10-magnitude.conf",
         "NetworkManager/conf.d/50-magnitude.conf",
         "systemd/journald.conf.d/50-magnitude.conf",
         "systemd/system.conf.d/50-magnitude-watchdog.conf",
         "systemd/system-preset/90-magnitude-image.preset",
+        "systemd/system/basic.target.d/50-magnitude.conf",
         "systemd/system/emergency.service.d/50-magnitude.conf",
         "systemd/system/magnitude-boot-check.service",
+        "systemd/system/magnitude-data.service",
         "systemd/system/magnitude-first-boot.service",
         "systemd/system/magnitude-grow-data.service",
         "systemd/system/magnitude-last-resort-clear.service",
@@ -59,6 +62,7 @@ def test_an_image_gets_everything_that_a_machine_gets_and_more() -> None:
         "systemd/system/magnitude-self-test.service",
         "systemd/system/magnitude.service.d/50-last-resort.conf",
         "systemd/system/magnitude.service.d/60-self-test.conf",
+        "systemd/system/rescue.service.d/50-magnitude.conf",
         "systemd/timesyncd.conf.d/50-magnitude.conf",
     }
 
@@ -86,6 +90,7 @@ def test_helpers_can_be_executed_and_nothing_else() -> None:
         "magnitude/magnitude-boot-check-failed",
         "magnitude/magnitude-grant-cpufreq",
         "magnitude/magnitude-last-resort",
+        "magnitude/magnitude-stranded",
     }
 
 

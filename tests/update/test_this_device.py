@@ -48,6 +48,19 @@ def test_a_kernel_that_does_not_tell_of_stalls_is_told_and_fails_nothing(tmp_pat
     assert "psi=1" in " ".join(finding.advice for finding in report.findings)
 
 
+def test_an_image_whose_model_cannot_be_used_has_failed_though_another_model_is_served_or_none(
+    tmp_path: Path,
+) -> None:
+    embedded = tmp_path / "embedded"
+    chat = model(embedded / "chat", b"of the image")
+    (chat / "model.onnx").write_bytes(b"cut")
+    report = check_this_boot(
+        context(tmp_path), within_s=1, told=lambda line: None, further=tmp_path / "none", embedded=embedded
+    )
+    assert not report.verdict.passed
+    assert report.verdict.reason.startswith("The image's model chat cannot be used")
+
+
 @pytest.mark.parametrize(("root", "passes"), [("PARTUUID=6d61676e-02", True), ("PARTUUID=6d61676e-03", False)])
 def test_a_root_that_is_not_the_slot_that_was_started_fails_the_whole(
     tmp_path: Path, root: str, passes: bool

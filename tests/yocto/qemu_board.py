@@ -15,7 +15,6 @@ from pathlib import Path
 from tests.yocto.uboot_board import SCRIPT, Start
 
 UBOOT = Path("/usr/lib/u-boot/qemu_arm64/u-boot.bin")
-PACKAGES = "u-boot-qemu u-boot-tools libubootenv-tool qemu-system-arm qemu-utils fdisk dosfstools mtools e2fsprogs"
 PROGRAMS = ("qemu-system-aarch64", "mkimage", "fw_setenv", "sfdisk", "mkfs.vfat", "mcopy", "mke2fs")
 MIB = 1024 * 1024
 OFFSETS = (0x3F0000, 0x3F8000)

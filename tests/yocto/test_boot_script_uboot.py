@@ -8,11 +8,13 @@ from pathlib import Path
 
 import pytest
 
-from tests.yocto.qemu_board import PACKAGES, QemuBoard, missing
+from tests.yocto.qemu_board import QemuBoard, missing
 
 pytestmark = [
     pytest.mark.on_demand,
-    pytest.mark.skipif(bool(missing()), reason=f"lacks {', '.join(missing())}; Debian packages: {PACKAGES}"),
+    pytest.mark.skipif(
+        bool(missing()), reason=f"lacks {', '.join(missing())}: run scripts/system-test-setup --on-demand"
+    ),
 ]
 
 

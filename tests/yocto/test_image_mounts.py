@@ -138,7 +138,7 @@ def test_mount_points_on_the_root_are_made_when_it_is_built() -> None:
 
 
 def test_folders_of_an_overlay_are_made_before_it_is_mounted() -> None:
-    made = (BASE_FILES / "files/magnitude-data.service").read_text()
+    made = (SYSTEMD / "image/magnitude-data.service").read_text()
     for mount in MOUNTS.values():
         if mount.kind == "overlay":
             assert "x-systemd.requires=magnitude-data.service" in mount.options

@@ -16,7 +16,7 @@ pytestmark = [
     pytest.mark.on_demand,
     pytest.mark.skipif(
         shutil.which("rauc") is None or shutil.which("mksquashfs") is None,
-        reason="lacks rauc or mksquashfs; Debian packages: rauc squashfs-tools",
+        reason="lacks rauc or mksquashfs: run scripts/system-test-setup --on-demand",
     ),
 ]
 

@@ -84,7 +84,10 @@ def drop_previous(target: Path) -> None:
     from magnitude.models.previous import previous_of
 
     previous = previous_of(target)
-    if previous.is_dir() and not previous.is_symlink():
+    if previous.is_symlink():
+        previous.unlink()
+        typer.echo(f"removed the link to the earlier {target.name}")
+    elif previous.is_dir():
         size_bytes = sum(path.lstat().st_size for path in previous.rglob("*") if not path.is_dir())
         shutil.rmtree(previous)
         typer.echo(f"removed the earlier {target.name} ({size(size_bytes)})")

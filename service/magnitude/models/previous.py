@@ -2,6 +2,9 @@
 
 It lies in the hidden folder `.NAME.previous`, so that nobody serves it by mistake. At every moment, a power cut
 included, the model's own name leads to a whole model: two names change places in one step where the file system can.
+
+A model may be a link to a folder elsewhere, as those of an image are. Then the link is what is replaced and kept; the
+folder is never written.
 """
 
 from __future__ import annotations
@@ -38,14 +41,16 @@ def take_the_place(new: Path, folder: Path) -> None:
     `new` may be left behind with what was replaced; it is the caller's to remove. Without a model of that name this
     is a rename. Raises `OSError`; the model is as it was then.
     """
-    if not folder.is_dir() or folder.is_symlink():
+    if not folder.is_dir() and not folder.is_symlink():
         new.rename(folder)
         return
     previous = previous_of(folder)
-    if _linked(folder, previous):
+    if _kept(folder, previous):
         # The predecessor is safe under its name, so what the exchange leaves in `new` may go at any time.
         with contextlib.suppress(_CannotExchange):
             _exchange(new, folder)
+            if new.is_symlink():
+                new.unlink()
             return
     _forget(previous)
     folder.rename(previous)
@@ -69,7 +74,7 @@ def put_back(folder: Path) -> None:
     if (previous / MANIFEST_FILE).exists():
         check_integrity(previous, read_manifest(previous), deep=True)
     try:
-        if not folder.exists():
+        if not folder.exists() and not folder.is_symlink():
             previous.rename(folder)
         else:
             _swap(previous, folder)
@@ -116,14 +121,18 @@ def _swap(previous: Path, folder: Path) -> None:
             (place / folder.name).rename(previous)
 
 
-def _linked(folder: Path, previous: Path) -> bool:
-    """Make `previous` a second name for all files of `folder`. False where the file system has no hard links."""
+def _kept(folder: Path, previous: Path) -> bool:
+    """Make `previous` a second name for all files of `folder`, or the same link. False where the file system has no
+    hard links."""
     try:
         with staging_folder(folder.parent, folder.name) as place:
             copy = place / folder.name
-            shutil.copytree(folder, copy, copy_function=os.link, symlinks=True)
-            for path in (copy, *(path for path in copy.rglob("*") if path.is_dir() and not path.is_symlink())):
-                sync_folder(path)
+            if folder.is_symlink():
+                copy.symlink_to(folder.readlink())
+            else:
+                shutil.copytree(folder, copy, copy_function=os.link, symlinks=True)
+                for path in (copy, *(path for path in copy.rglob("*") if path.is_dir() and not path.is_symlink())):
+                    sync_folder(path)
             _forget(previous)
             copy.rename(previous)
         sync_folder(folder.parent)
@@ -134,7 +143,10 @@ def _linked(folder: Path, previous: Path) -> bool:
 
 def _forget(previous: Path) -> bool:
     """Renamed first: a removal that is cut short leaves no half model under the name. Raises `OSError`."""
-    if not previous.is_dir() or previous.is_symlink():
+    if previous.is_symlink():
+        previous.unlink()
+        return True
+    if not previous.is_dir():
         return False
     with staging_folder(previous.parent, "previous") as grave:
         previous.rename(grave / previous.name)

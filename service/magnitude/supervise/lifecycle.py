@@ -23,6 +23,11 @@ from magnitude.supervise.loss import EngineLoss, LossCause
 # Starting Python and ONNX Runtime takes 0.3 s from a warm page cache; an SD card that reads 20 MB/s needs about
 # 10 s for the same 150 MB. Ten times the warm figure would be too tight there, a minute is not.
 HELLO_DEADLINE_S = 60.0
+# A start that was given up for taking too long shows a board slower than the deadlines assume, or one with other
+# work; with the same deadline the next one would end at the same place, and so for ever. Three times as long the
+# second time, nine times the third: a model is left out after three engines that were lost while they loaded it.
+SLOWER_FACTOR = 3.0
+SLOWER_AT_MOST = 2
 # The engine's heartbeat comes every 0.5 s from a thread of its own; ten missed in a row are no scheduling jitter.
 SILENCE_DEADLINE_S = 5.0
 # How often the deadlines are looked at: as often as the engine beats.
@@ -180,8 +185,9 @@ Effect = Spawn | LoadModels | Kill | Terminate | Abandon | GiveUp | Announce
 
 
 class EngineLifecycle:
-    """One engine's life. `load_deadline_s` bounds the loading of all models, `step_deadline_s` one graph run,
-    `backoff_max_s` the wait before a start, `restart_budget` the failures in a row.
+    """One engine's life. `load_deadline_s` bounds the loading of all models, counted from the last graph run, because
+    models that are loaded prove themselves by computing; `step_deadline_s` one graph run; `backoff_max_s` the wait
+    before a start; `restart_budget` the failures in a row.
 
     `loss` says how the last engine was lost, `accident` how the last one was that nobody had asked to be replaced,
     `restarts` how many were started after the first.
@@ -211,6 +217,8 @@ class EngineLifecycle:
         self._steps = 0
         self._progress_s = 0.0
         self._load_until_s: float | None = None
+        self._computed_s = 0.0
+        self._slow_starts = 0
         self._retry_at_s = 0.0
         self._failures_in_row = 0
         self._killing: LossCause | None = None
@@ -232,6 +240,7 @@ class EngineLifecycle:
             case ModelsReady():
                 if self.phase is not Phase.LOADING:
                     return []
+                self._slow_starts = 0
                 return self._enter(Phase.UP, "serving", now_s)
             case LoadFailed(reason, permanent):
                 if self.phase is not Phase.LOADING:
@@ -279,9 +288,9 @@ class EngineLifecycle:
         """How long nothing may change in this phase before the engine is given up; None: nothing is waited for."""
         match self.phase:
             case Phase.DOWN | Phase.STARTING:
-                return HELLO_DEADLINE_S
+                return self._slowed(HELLO_DEADLINE_S)
             case Phase.LOADING:
-                return self._load_deadline_s
+                return self._slowed(self._load_deadline_s)
             case Phase.UP:
                 return self._step_deadline_s
             case Phase.BACKING_OFF:
@@ -302,6 +311,8 @@ class EngineLifecycle:
 
     def _beat(self, beat: Beat, now_s: float) -> list[Effect]:
         self._last_beat_s = now_s
+        if beat.steps != self._steps:
+            self._computed_s = now_s
         # A pause ends by itself (`engine.pace.MAX_PAUSE_S`), so it can hide no hang for longer than that.
         if beat.steps != self._steps or not beat.open_requests or beat.paused:
             self._steps = beat.steps
@@ -343,17 +354,27 @@ class EngineLifecycle:
         phase_age_s = now_s - self._since_s
         silent_s = now_s - self._last_beat_s
         match self.phase:
-            case Phase.STARTING if phase_age_s > HELLO_DEADLINE_S:
-                reason = f"no word from the engine for {phase_age_s:.0f} s after its start"
-                return self._kill(reason, "start", now_s)
-            case Phase.LOADING if phase_age_s > self._load_deadline_s:
-                return self._kill(f"loading takes longer than {self._load_deadline_s:.0f} s", "start", now_s)
+            case Phase.STARTING if phase_age_s > self._slowed(HELLO_DEADLINE_S):
+                return self._too_slow(f"no word from the engine for {phase_age_s:.0f} s after its start", now_s)
+            case Phase.LOADING if now_s - max(self._since_s, self._computed_s) > self._slowed(self._load_deadline_s):
+                limit_s = self._slowed(self._load_deadline_s)
+                return self._too_slow(f"loading takes longer than {limit_s:.0f} s", now_s)
             case Phase.LOADING | Phase.UP if silent_s > SILENCE_DEADLINE_S:
                 return self._kill(f"the engine has been silent for {silent_s:.1f} s", "hang", now_s)
             case Phase.BACKING_OFF if now_s >= self._retry_at_s:
                 return self._start_again(now_s)
             case _:
                 return []
+
+    def _slowed(self, deadline_s: float) -> float:
+        """A deadline of the start, as long as the starts before have shown it to be needed."""
+        return deadline_s * SLOWER_FACTOR ** min(self._slow_starts, SLOWER_AT_MOST)
+
+    def _too_slow(self, reason: str, now_s: float) -> list[Effect]:
+        effects = self._kill(reason, "start", now_s)
+        # The same engine may be looked at many times until it is gone.
+        self._slow_starts += bool(effects)
+        return effects
 
     def _start_again(self, now_s: float) -> list[Effect]:
         self.restarts += 1

@@ -39,9 +39,10 @@ def check_this_boot(
     api_key: str | None = None,
     steady_s: float = STEADY_S,
     further: Path = FURTHER_CHECKS,
+    embedded: Path = EMBEDDED,
 ) -> BootReport:
-    """The check on this device: of the running service, and by what the image adds."""
-    models = usable_models(context.models_folder)
+    """The check on this device: of the running service, and of and by what the image brings."""
+    models = usable_models(context.models_folder, embedded)
     if not models and url is None:
         report = _without_model(context)
     else:
@@ -58,7 +59,7 @@ def check_this_boot(
     kernel = msgspec.structs.replace(kernel_options.check(context), check=CHECK)
     # A root that is not the slot that was started: the mark would go to the other one.
     slot = msgspec.structs.replace(boot_slot.check(context), check=CHECK)
-    added = [kernel, slot, *further_checks(further)]
+    added = [kernel, slot, *broken_models(embedded), *further_checks(further)]
     wrong = [finding for finding in added if finding.level == "error"]
     verdict = report.verdict
     if verdict.passed and wrong:
@@ -70,6 +71,21 @@ def usable_models(folder: Path, embedded: Path = EMBEDDED) -> dict[str, ModelDes
     """Models by name; the user's own take the place of embedded ones."""
     found = [*scan(embedded), *scan(folder)]
     return {entry.name: entry for entry in found if not isinstance(entry, BrokenModel)}
+
+
+def broken_models(embedded: Path) -> list[Finding]:
+    """Models that come with the image and cannot be used: a fault of the image, whatever else is served."""
+    return [
+        Finding(
+            check=CHECK,
+            level="error",
+            title=f"The image's model {entry.name} cannot be used",
+            detail=entry.message,
+            advice=entry.hint,
+        )
+        for entry in scan(embedded)
+        if isinstance(entry, BrokenModel)
+    ]
 
 
 def further_checks(folder: Path) -> list[Finding]:

@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "boot"))  # machines, and the record of writes
+sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "models"))  # tiny sources of models
 
 from tested_image import Tested, build_tested
 
@@ -27,7 +28,7 @@ def can_build() -> Callable[[str], None]:
         program, firmware = qemu.PROGRAMS[architecture], qemu.FIRMWARE[architecture]
         missing = [name for name in (program, firmware) if not (shutil.which(name) or Path(name).exists())]
         if not reason and missing:
-            reason = f"{', '.join(missing)} not found: apt-get install {qemu.PACKAGES[architecture]}"
+            reason = f"{', '.join(missing)} not found: run scripts/system-test-setup --on-demand"
         if not reason:
             return
         message = f"images for {architecture}: {reason}"

@@ -52,13 +52,22 @@ class ImageMachine(Machine):
     def wait_ready(self) -> None:
         """Wait until the service answers on its unix socket."""
         self.wait_boots(1)
-        check = "python3 /opt/test/boot_check.py --ready"
+        check = "python3 /opt/test/ready.py"
         self.until(f"{check} || {{ systemctl --no-pager status magnitude; false; }}", timeout_s=BOOT_S)
 
     def wait_confirmed(self, slot: str) -> None:
-        """Wait until `slot` is marked good."""
+        """Wait until the check of the boot is over, and `slot`, which runs, was marked good by it."""
+        self.wait_boots(1)
+        check = "magnitude-boot-check.service"
+        # Python is slow to start here, and what it looks at is the same: the unit has ended, and the tries are back.
         listed = "grub-editenv /boot/firmware/grub/grubenv list"
-        self.until(f"{listed} | grep -qx {slot}_LEFT=3", timeout_s=BOOT_S)
+        ended = f"systemctl show --property=Result,ActiveState,ExecMainStatus {check}"
+        self.until(
+            f"{listed} | grep -qx {slot}_LEFT=9 && {ended} | grep -qx ActiveState=inactive"
+            f" || {{ {ended}; journalctl --no-pager -b -u {check} | tail -n 20; false; }}",
+            timeout_s=BOOT_S,
+        )
+        assert "ExecMainStatus=0" in self.check(ended)
 
     def install(self, update: Path, number: int = 0) -> None:
         """Install the update that is the machine's extra disk with this number."""
@@ -73,6 +82,11 @@ class ImageMachine(Machine):
         # By a timer: the answer to this very command must have come back before the agent ends.
         self.check("systemd-run --quiet --on-active=1 systemctl reboot")
         return self.wait_boots(before + 1)
+
+    def power_off(self) -> None:
+        """Power off as an admin does, and wait for the end."""
+        self.check("systemd-run --quiet --on-active=1 systemctl poweroff")
+        self._process.wait(timeout=BOOT_S)
 
     def client(self, api_key: str, *, timeout_s: float = BOOT_S) -> httpx.Client:
         """A client on this machine's side of the forwarded port."""

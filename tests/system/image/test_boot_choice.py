@@ -31,10 +31,12 @@ WHOLE = {"A_OK": "1", "A_TRY": "0", "A_LEFT": "3", "B_OK": "1", "B_TRY": "0", "B
         ({"ORDER": "B A", **WHOLE, "B_LEFT": "1"}, "BAAA"),
         # A slot that is being written is never started, also when the other one has no try left.
         ({"ORDER": "A B", **WHOLE, "A_TRY": "1", "A_LEFT": "0", "B_OK": "0"}, "AAAA"),
+        # Nine of a slot that was confirmed.
+        ({"ORDER": "A B", **WHOLE, "A_LEFT": "9"}, "AAAAAAAAAB"),
         # Neither is said to be whole: one of them all the same.
         ({"ORDER": "A B", **WHOLE, "A_OK": "0", "B_OK": "0"}, "BB"),
     ],
-    ids=["three-tries", "tries-go-on", "being-written", "nothing-whole"],
+    ids=["three-tries", "tries-go-on", "being-written", "nine-tries", "nothing-whole"],
 )
 def test_tries_are_counted_and_no_machine_is_stranded(
     parts: Parts, tmp_path: Path, variables: dict[str, str], slots: str
@@ -46,6 +48,16 @@ def test_tries_are_counted_and_no_machine_is_stranded(
     write_disk(parts.workshop, tmp_path, "disk.img", partitions, {"boot": "boot.fat"})
     with ImageMachine("amd64", qemu.disk(tmp_path / "disk.img"), tmp_path / "run") as machine:
         assert machine.wait_boots(len(slots))[: len(slots)] == slots
+
+
+def test_a_note_of_the_machine_s_id_that_is_damaged_boots_a_slot(parts: Parts, tmp_path: Path) -> None:
+    partitions = layout(MIB, MIB)
+    make_boot_image(parts.workshop, tmp_path, "boot.fat", partitions[0].size_bytes, "amd64", parts.boot / "grub")
+    (tmp_path / "damaged").write_bytes(b"machine_id='if [ \x00\xff $(\n")
+    parts.workshop.run(tmp_path, "mcopy", "-i", "boot.fat", "damaged", "::/machine-id.env")
+    write_disk(parts.workshop, tmp_path, "disk.img", partitions, {"boot": "boot.fat"})
+    with ImageMachine("amd64", qemu.disk(tmp_path / "disk.img"), tmp_path / "run") as machine:
+        assert machine.wait_boots(2)[:2] == "AA"
 
 
 def test_an_environment_that_cannot_be_read_boots_a_slot(parts: Parts, tmp_path: Path) -> None:

@@ -11,11 +11,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from image.guest import qemu
+from image.guest.debian import CHECKOUT
 from image.guest.file_systems import FIRST_ENVIRONMENT, environment
 from image.guest.partitions import DISK_ID, MIB, disk_bytes, layout, offsets, table, uuid_of
-from image.guest.tree import FILES, fill_in
+from image.guest.tree import FILES, LINKS, MOUNT_POINTS, fill_in, links_to
 
 EDITOR = FILES / "grub-editenv"
+YOCTO = CHECKOUT / "yocto/meta-magnitude"
 FILLED_IN = {
     "BOOT": "b",
     "ROOT_A": "a",
@@ -50,11 +52,12 @@ def test_what_is_set_replaces_and_adds_and_the_rest_stays(block: Path) -> None:
     assert variables(block) == {**FIRST_ENVIRONMENT, "B_OK": "1", "B_TRY": "0", "ORDER": "B A", "NEW": "x y"}
 
 
-def test_a_slot_that_is_confirmed_or_installed_gets_all_its_tries_again(block: Path) -> None:
+def test_an_update_gets_three_tries_and_a_slot_that_is_confirmed_nine(block: Path) -> None:
     assert edit(block, "set", "A_LEFT=1", "B_LEFT=0", "B_TRY=1").returncode == 0
+    assert edit(block, "set", "B_OK=1", "B_TRY=0", "ORDER=B A").returncode == 0
+    assert (variables(block)["A_LEFT"], variables(block)["B_LEFT"]) == ("1", "3")
     assert edit(block, "set", "B_OK=1", "B_TRY=0").returncode == 0
-    found = variables(block)
-    assert (found["A_LEFT"], found["B_LEFT"]) == ("1", "3")
+    assert (variables(block)["A_LEFT"], variables(block)["B_LEFT"]) == ("1", "9")
 
 
 def test_a_block_stays_a_block_that_is_written_in_its_place(block: Path) -> None:
@@ -93,8 +96,47 @@ def test_partitions_follow_each_other_and_end_before_the_second_table(slot: int,
 
 
 def test_partitions_have_the_fixed_ids_of_all_images() -> None:
-    assert DISK_ID == "6d61676e-0001-4000-8000-000000000000"
-    assert uuid_of(4) == "6d61676e-0001-4000-8000-000000000004"
+    """The Yocto layer's file is the one that says them."""
+    text = (YOCTO / "conf/distro/include/magnitude-partitions.inc").read_text()
+    disk = re.search(r'(?m)^MAGNITUDE_DISK_ID = "(\w+)"', text)
+    assert disk
+    (gpt,) = re.findall(r'return "(%s-[^"]{9,})" % \(disk, number\)', text)
+    assert [uuid_of(number) for number in (1, 2, 3, 4)] == [gpt % (disk[1], number) for number in (1, 2, 3, 4)]
+    assert gpt % (disk[1], 0) == DISK_ID
+
+
+def mounts(fstab: Path) -> dict[str, tuple[str, str]]:
+    """What is mounted where, and how: target → source, options."""
+    lines = [line.split() for line in fstab.read_text().splitlines() if line and not line.startswith("#")]
+    return {target: (source, options) for source, target, _, options, *_ in lines}
+
+
+def test_state_lies_in_the_same_places_on_all_images() -> None:
+    ours, theirs = mounts(FILES / "fstab"), mounts(YOCTO / "recipes-core/base-files/files/fstab")
+
+    def kept(table: dict[str, tuple[str, str]]) -> dict[str, str]:
+        return {target: source for target, (source, _) in table.items() if source.startswith("/data/")}
+
+    assert kept(ours) == kept(theirs)
+    for target in ("/boot/firmware", "/data", "/etc/magnitude"):
+        assert ours[target][0] == theirs[target][0]
+    assert ours["/etc/magnitude"] == theirs["/etc/magnitude"]
+
+
+def test_everything_is_mounted_on_a_folder_that_the_image_has() -> None:
+    made_by_debian = {"/tmp", "/var/tmp"}
+    assert {target.lstrip("/") for target in set(mounts(FILES / "fstab")) - made_by_debian} <= set(MOUNT_POINTS)
+
+
+def test_the_usual_models_have_the_links_that_are_shipped_and_others_have_theirs() -> None:
+    shipped = LINKS.read_text()
+    names = re.findall(r"(?m)^L /var/lib/magnitude/models/(\S+)", shipped)
+    assert links_to(names) == shipped
+    other = links_to(["mine"])
+    assert "L /var/lib/magnitude/models/mine - - - - /usr/share/magnitude/models/mine\n" in other
+    assert not any(name in other for name in names)
+    assert "L " not in links_to([])
+    assert "d /var/lib/magnitude/models 0750 magnitude magnitude -" in links_to([])
 
 
 @pytest.mark.parametrize("name", ["fstab", "system.conf", "grub.cfg"])

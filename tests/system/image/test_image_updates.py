@@ -1,4 +1,6 @@
-"""Updates of a running image: a good one is taken, one that cannot infer is not. Takes minutes: not part of CI.
+"""Updates of a running image: a good one is taken, one that cannot infer is not, whatever is broken in it.
+
+Takes an hour and more: not part of CI.
 
 pytest -m on_demand tests/system/image/test_image_updates.py
 """
@@ -6,72 +8,151 @@ pytest -m on_demand tests/system/image/test_image_updates.py
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
+import random
+import subprocess
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import pytest
-from image_machine import BOOT_S, ImageMachine, extra_disk, overlay_disk
-from tested_image import GOOD, Tested
+from broken_slots import BROKEN, break_slot
+from image_machine import BOOT_S, ImageMachine, extra_disk
+from tested_image import BAD, DATA_MIB, GOOD, SLOT_MIB, Tested
+
+from image.guest import qemu
+from image.guest.build import Parts
+from image.guest.bundle import make_bundle, make_key
 
 pytestmark = [pytest.mark.system, pytest.mark.on_demand]
 
+KEPT = "/var/lib/magnitude/kept"
 
-@pytest.fixture
-def machine(tested: Tested, tmp_path: Path) -> Iterator[ImageMachine]:
-    """A machine that serves, with the good update on its second disk and the bad one on its third."""
-    disk = [
-        *overlay_disk(tested.image, tmp_path / "disk.qcow2"),
-        *extra_disk(tested.good, 0),
-        *extra_disk(tested.bad, 1),
-    ]
-    with ImageMachine(tested.architecture, disk, tmp_path / "run") as machine:
-        machine.wait_ready()
+
+class Story(NamedTuple):
+    """What happened to one machine, and its disk with an update that is installed and was not booted yet."""
+
+    disk: Path
+    slots: str
+    machine_id: str
+    refused: dict[str, str]
+    standing: dict[str, Any]
+
+
+@pytest.fixture(scope="module")
+def story(tested: Tested, forged: Path, tmp_path_factory: pytest.TempPathFactory) -> Story:
+    """A machine boots, proves its slot, refuses forged updates, takes one that cannot infer, falls back, and has
+    a good one installed at last."""
+    folder = tmp_path_factory.mktemp("story")
+    disk = folder / "disk.img"
+    subprocess.run(["cp", "--sparse=always", tested.image, disk], check=True)
+    extra = [*extra_disk(tested.good, 0), *extra_disk(tested.bad, 1), *extra_disk(forged, 2)]
+    with ImageMachine(tested.architecture, [*qemu.disk(disk), *extra], folder / "run") as machine:
         machine.wait_confirmed("A")
-        yield machine
+        machine_id = machine.check("cat /etc/machine-id")
+        machine.check(f"echo kept >{KEPT}")
+        refused = refusals(machine, tested, forged)
+        machine.install(tested.bad, 1)
+        assert machine.slot() == "A"  # until the next boot
+        machine.reboot()
+        slots = machine.wait_boots(5, within_s=4 * BOOT_S)
+        machine.wait_confirmed("A")
+        standing = status(machine)
+        machine.install(tested.good, 0)
+        machine.power_off()
+    return Story(disk, slots, machine_id, refused, standing)
+
+
+@pytest.fixture(scope="module")
+def forged(parts: Parts, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """An update that is whole in every way and signed with a key of somebody else."""
+    folder, keys = tmp_path_factory.mktemp("forged"), tmp_path_factory.mktemp("keys")
+    make_key(parts.workshop, keys)
+    (folder / "rootfs.ext4").write_bytes(random.Random(1).randbytes(1 << 20))
+    make_bundle(parts.workshop, folder, "rootfs.ext4", folder / "forged.raucb", keys, "amd64", "99.9.9")
+    return folder / "forged.raucb"
+
+
+def refusals(machine: ImageMachine, tested: Tested, forged: Path) -> dict[str, str]:
+    """What RAUC says to updates that are none of ours; "" where it takes one."""
+    said = {}
+    size = tested.good.stat().st_size
+    copy, install = "/data/update.raucb", "rauc install /data/update.raucb"
+    machine.check(f"head -c {forged.stat().st_size} /dev/disk/by-id/virtio-extra2 >{copy}", timeout_s=BOOT_S)
+    said["another key"] = refusal(machine, install)
+    machine.check(f"head -c {size} /dev/disk/by-id/virtio-extra0 >{copy}", timeout_s=BOOT_S)
+    machine.check(f"printf x | dd of={copy} bs=1 seek={size - 300} conv=notrunc status=none")
+    said["signature"] = refusal(machine, install)
+    # One byte of the content: found by the hash tree when it is read.
+    machine.check(f"head -c {size} /dev/disk/by-id/virtio-extra0 >{copy}", timeout_s=BOOT_S)
+    machine.check(f"printf x | dd of={copy} bs=1 seek={size // 2} conv=notrunc status=none")
+    said["content"] = refusal(machine, install)
+    machine.check(f"rm {copy}")
+    return said
+
+
+def refusal(machine: ImageMachine, command: str) -> str:
+    done = machine.run(command, timeout_s=BOOT_S)
+    return done.output if done.status else ""
 
 
 def status(machine: ImageMachine) -> dict[str, Any]:
-    found: dict[str, Any] = json.loads(machine.check("rauc status --output-format=json", timeout_s=BOOT_S))
+    found: dict[str, Any] = json.loads(machine.check("magnitude update status --json", timeout_s=BOOT_S))
     return found
 
 
-def test_a_good_update_is_taken_and_confirmed(machine: ImageMachine, tested: Tested) -> None:
-    state = "/var/lib/magnitude/kept"
-    machine.check(f"echo kept >{state}")
-    before = status(machine)
-    assert before["booted"] == "A"
-    machine.install(tested.good, 0)
-    assert machine.slot() == "A"  # until the next boot
-    assert machine.reboot() == "AB"
-    machine.wait_ready()
-    machine.wait_confirmed("B")
-    assert machine.slot() == status(machine)["booted"] == "B"
-    assert GOOD in machine.check("magnitude --version")
-    assert machine.check(f"cat {state}") == "kept\n"
-    # It is the one that is booted from now on.
-    assert machine.reboot() == "ABB"
+@pytest.fixture
+def installed(story: Story, tmp_path: Path) -> Path:
+    """A disk of one's own with the good update in slot B, to be booted next."""
+    disk = tmp_path / "disk.img"
+    subprocess.run(["cp", "--sparse=always", story.disk, disk], check=True)
+    return disk
 
 
-def test_an_update_that_cannot_infer_falls_back_by_itself(machine: ImageMachine, tested: Tested) -> None:
-    machine.install(tested.bad, 1)
-    machine.reboot()
-    assert machine.wait_boots(5, within_s=4 * BOOT_S) == "ABBBA"
-    machine.wait_ready()
-    machine.wait_confirmed("A")
-    assert machine.slot() == "A"
-    # It stays there: a further boot does not try the bad one again.
-    assert machine.reboot() == "ABBBAA"
+def test_forged_updates_are_refused_and_nothing_is_changed(story: Story) -> None:
+    assert all(story.refused.values()), story.refused
+    assert "signature" in story.refused["another key"].lower() or "verify" in story.refused["another key"].lower()
 
 
-def test_a_bundle_with_another_signature_is_refused(machine: ImageMachine, tested: Tested) -> None:
-    size = tested.good.stat().st_size
-    machine.check(f"head -c {size} /dev/disk/by-id/virtio-extra0 >/data/update.raucb")
-    # One byte of the content: found by the hash tree when it is read, at the latest.
-    machine.check(f"printf x | dd of=/data/update.raucb bs=1 seek={size // 2} conv=notrunc status=none")
-    assert machine.run("rauc install /data/update.raucb", timeout_s=BOOT_S).status
-    # One of the signature at the end.
-    machine.check(f"printf x | dd of=/data/update.raucb bs=1 seek={size - 300} conv=notrunc status=none")
-    refused = machine.run("rauc info /data/update.raucb", timeout_s=BOOT_S)
-    assert refused.status
-    assert machine.reboot() == "AA"
+def test_an_update_that_cannot_infer_falls_back_by_itself_and_is_not_tried_again(story: Story) -> None:
+    assert story.slots == "ABBBA"
+    slots = {slot["bootname"]: slot for slot in story.standing["slots"]}
+    assert slots["A"]["confirmed"]
+    assert slots["A"]["booted"]
+    assert not slots["B"]["bootable"]
+    trial = story.standing["trial"]
+    assert (trial["slot"], trial["version"], trial["over"]) == ("B", BAD, True)
+
+
+def test_a_good_update_is_taken_and_its_newer_state_does_not_break_the_older_version(
+    story: Story, installed: Path, tested: Tested, tmp_path: Path
+) -> None:
+    with ImageMachine(tested.architecture, qemu.disk(installed), tmp_path / "run") as machine:
+        machine.wait_confirmed("B")
+        machine.wait_ready()
+        assert machine.boots() == "B"
+        assert machine.slot() == "B"
+        assert GOOD in machine.check("magnitude --version", timeout_s=BOOT_S)
+        assert machine.check(f"cat {KEPT}") == "kept\n"
+        assert machine.check("cat /etc/machine-id") == story.machine_id
+        newer = machine.check("cd /var/lib/magnitude && find state* -type f | sort", timeout_s=BOOT_S)
+        # Back to the one before, as an admin does it. What it cannot read it leaves alone.
+        machine.check("rauc status mark-active other", timeout_s=BOOT_S)
+        assert machine.reboot() == "BA"
+        machine.wait_confirmed("A")
+        machine.wait_ready()
+        assert machine.check("cat /etc/machine-id") == story.machine_id
+        left = machine.check("cd /var/lib/magnitude && find state* -type f | sort", timeout_s=BOOT_S)
+        assert set(newer.split()) <= set(left.split())
+
+
+@pytest.mark.parametrize("kind", BROKEN)
+def test_a_slot_that_is_broken_in_any_way_is_given_up_after_three_boots(
+    kind: str, installed: Path, story: Story, tested: Tested, tmp_path: Path
+) -> None:
+    break_slot(installed, kind, SLOT_MIB, DATA_MIB)
+    with ImageMachine(tested.architecture, qemu.disk(installed), tmp_path / "run") as machine:
+        assert machine.wait_boots(4, within_s=4 * BOOT_S) == "BBBA"
+        machine.wait_confirmed("A")
+        machine.wait_ready()
+        assert machine.boots() == "BBBA"
+        assert machine.check("cat /etc/machine-id") == story.machine_id
+        assert machine.check(f"cat {KEPT}") == "kept\n"

@@ -2,41 +2,40 @@
 
 from __future__ import annotations
 
+import re
 import shutil
 from pathlib import Path
 from typing import NamedTuple
 
+from broken_slots import ENGINE, IMPATIENCE, Files
 from guest_image import AGENT_UNIT
+from tiny_sources import decoder_folder
 
 from image.guest.build import build, cache_folder
 from image.guest.debian import CHECKOUT, SOURCES, cached, contents, key_of
+from magnitude.models.importing.parent import import_model
 
 HERE = Path(__file__).resolve().parent
 BOOT = HERE.parent / "boot"
-TINY = CHECKOUT / "tests/golden/genai_tiny_llama"
-GATE = CHECKOUT / "systemd/image/magnitude-boot-check.service"
-GOOD, BAD = "99.1.0", "99.2.0"
+GOLDEN = CHECKOUT / "tests/golden"
+GOOD = "99.1.0"
 SLOT_MIB = 640
-# Ten times what a start takes on a machine of two cores that does nothing else; and for the one that never infers,
-# long enough that an engine could have been started.
-CONFIRM_WITHIN_S = {True: 900, False: 30}
-STAND_IN = """\
-[Unit]
-Description=Confirms the slot for the tests
-After=magnitude.service
+DATA_MIB = 1024
+BAD = "99.2.0"
+
+# The agent answers as soon as file systems are there, long before the service.
+EARLY = """\
+DefaultDependencies=no
+After=local-fs.target
+Conflicts=shutdown.target
+Before=shutdown.target
 [Service]
-Type=oneshot
-ExecStart=/usr/bin/python3 /opt/test/boot_check.py --confirm {limit_s}
-[Install]
-WantedBy=multi-user.target
 """
-# What an update may bring that nobody wanted: an engine that ends at once.
-BROKEN_ENGINE = "raise SystemExit('broken on purpose')\n"
-ENGINE = "usr/lib/python3/dist-packages/magnitude/engine/__main__.py"
 
 
 class Tested(NamedTuple):
-    """An image, and two updates for it: one that works, one whose service cannot infer."""
+    """An image, and updates for it: one that works, and is newer in that it writes newer state; one whose service
+    cannot infer."""
 
     architecture: str
     image: Path
@@ -47,50 +46,69 @@ class Tested(NamedTuple):
 def build_tested(architecture: str) -> Tested:
     """From the cache, or built now. Raises `BuildFailed`."""
     cache = cache_folder()
-    key = key_of(architecture, *contents([*SOURCES, "image/guest", HERE / "tested_image.py", HERE / "boot_check.py",
-                                          BOOT / "guest_agent.py"]))  # fmt: skip
+    files = [
+        *SOURCES,
+        "image",
+        HERE / "tested_image.py",
+        HERE / "ready.py",
+        HERE / "broken_slots.py",
+        BOOT / "guest_agent.py",
+    ]
+    key = key_of(architecture, *contents(files))
     cache.mkdir(parents=True, exist_ok=True)
     folder = cache / f"tested-{architecture}-{key}"
     if not folder.exists():
         cached(folder, lambda target: _build_all(architecture, target))
     name = f"magnitude-guest-{architecture}"
     return Tested(
-        architecture, folder / f"{name}.img", folder / f"{name}-{GOOD}.raucb", folder / f"{name}-{BAD}.raucb"
+        architecture,
+        folder / f"{name}.img",
+        folder / f"{name}-{GOOD}.raucb",
+        folder / f"{name}-{BAD}.raucb",
     )
 
 
 def _build_all(architecture: str, out: Path) -> None:
-    model = out / "tiny"
-    shutil.copytree(TINY, model)
-    for works, version in ((True, None), (True, GOOD), (False, BAD)):
-        overlay = write_overlay(out / "overlay", works=works)
-        build(
-            architecture, out, models=[model], overlay=overlay, version=version, bundle=version is not None,
-            slot_mib=SLOT_MIB,
-        )  # fmt: skip
+    # A model of some kilobytes; imported, so that it has a golden set.
+    import_model(decoder_folder(GOLDEN, out / "source"), name="tiny", models_folder=out)
+    shutil.rmtree(out / "source")
+
+    def make(**options: object) -> None:
+        overlay = write_overlay(out / "overlay", options.pop("files", {}))  # type: ignore[arg-type]
+        sizes = {"slot_mib": SLOT_MIB, "data_mib": DATA_MIB}
+        build(architecture, out, models=[out / "tiny"], overlay=overlay, **sizes, **options)  # type: ignore[arg-type]
         shutil.rmtree(overlay)
 
+    make()
+    make(bundle=True, version=GOOD, edit=_writes_newer_state)
+    make(bundle=True, version=BAD, files={**ENGINE, **IMPATIENCE})
 
-def write_overlay(folder: Path, *, works: bool = True) -> Path:
-    """Files for `--overlay`: the agent, a check of each boot where the image has none, and what breaks the service
-    unless it `works`."""
+
+def _writes_newer_state(sources: Path) -> None:
+    """All state in a form that the version before does not know; but for what both have to read meanwhile."""
+    changed = 0
+    for path in (sources / "service").rglob("*.py"):
+        if path.name == "trial_file.py":
+            continue
+        text, found = re.subn(
+            r"(?m)^(\w*SCHEMA) = (\d+)$", lambda match: f"{match[1]} = {int(match[2]) + 1}", path.read_text()
+        )
+        path.write_text(text)
+        changed += found
+    assert changed > 5, "no schema was found"
+
+
+def write_overlay(folder: Path, files: Files | None = None) -> Path:
+    """Files for `--overlay`: the agent, a look whether the service answers, and `files`."""
     tools = folder / "opt/test"
     tools.mkdir(parents=True)
     shutil.copy(BOOT / "guest_agent.py", tools)
-    shutil.copy(HERE / "boot_check.py", tools)
-    _enable(folder, "guest-agent.service", AGENT_UNIT)
-    if not GATE.exists():
-        _enable(folder, "stand-in.service", STAND_IN.format(limit_s=CONFIRM_WITHIN_S[works]))
-    if not works:
-        engine = folder / ENGINE
-        engine.parent.mkdir(parents=True)
-        engine.write_text(BROKEN_ENGINE)
-    return folder
-
-
-def _enable(folder: Path, name: str, text: str) -> None:
+    shutil.copy(HERE / "ready.py", tools)
     units = folder / "etc/systemd/system"
-    link = units / "multi-user.target.wants" / name
-    link.parent.mkdir(parents=True, exist_ok=True)
-    (units / name).write_text(text)
-    link.symlink_to(f"../{name}")
+    (units / "sysinit.target.wants").mkdir(parents=True)
+    (units / "guest-agent.service").write_text(AGENT_UNIT.replace("[Service]\n", EARLY))
+    (units / "sysinit.target.wants/guest-agent.service").symlink_to("../guest-agent.service")
+    for name, content in (files or {}).items():
+        (folder / name).parent.mkdir(parents=True, exist_ok=True)
+        (folder / name).write_bytes(content)
+    return folder

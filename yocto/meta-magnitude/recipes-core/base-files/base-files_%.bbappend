@@ -1,8 +1,6 @@
 # What is mounted where, on a device of ours. Under this distribution only.
 FILESEXTRAPATHS:prepend:magnitude-os := "${THISDIR}/files:"
 
-SRC_URI:append:magnitude-os = " file://magnitude-data.service"
-
 # Mount points on a root that is read-only.
 dirs755:append:magnitude-os = " /boot/firmware /data ${sysconfdir}/magnitude"
 
@@ -11,5 +9,4 @@ do_install:append:magnitude-os() {
         -e "s/@BOOT@/${MAGNITUDE_PARTUUID_BOOT}/" \
         -e "s/@DATA@/${MAGNITUDE_PARTUUID_DATA}/" \
         ${D}${sysconfdir}/fstab
-    install -D -m 0644 ${UNPACKDIR}/magnitude-data.service ${D}${nonarch_libdir}/systemd/system/magnitude-data.service
 }

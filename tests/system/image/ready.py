@@ -1,11 +1,4 @@
-"""Runs inside the guest: does the service really infer?
-
-    boot_check.py --ready             status 0 when it answers one completion
-    boot_check.py --confirm LIMIT_S   waits for that so long, then confirms the slot that runs, or reboots
-
-`--confirm` stands in for the unit that images bring, where a test is about boot loader, RAUC and partitions.
-Only the standard library is needed.
-"""
+"""Runs inside the guest: status 0 when the service answers one completion. The standard library is enough."""
 
 from __future__ import annotations
 
@@ -14,11 +7,9 @@ import json
 import socket
 import subprocess
 import sys
-import time
 
 SOCKET = "/run/magnitude/magnitude.sock"
 MODEL = "tiny"
-POLL_S = 1.0
 
 
 class Connection(http.client.HTTPConnection):
@@ -46,19 +37,5 @@ def infers() -> bool:
         return False
 
 
-def main(action: str, limit_s: str = "0") -> int:
-    deadline = time.monotonic() + float(limit_s)
-    while not infers():
-        if time.monotonic() >= deadline:
-            if action == "--confirm":
-                print("the service does not infer: rebooting", flush=True)
-                subprocess.run(["systemctl", "--no-block", "reboot"], check=True)
-            return 1
-        time.sleep(POLL_S)
-    if action == "--confirm":
-        subprocess.run(["rauc", "status", "mark-good"], check=True)
-    return 0
-
-
 if __name__ == "__main__":
-    sys.exit(main(*sys.argv[1:]))
+    sys.exit(not infers())
