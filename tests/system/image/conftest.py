@@ -13,7 +13,7 @@ import pytest
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "boot"))  # machines, and the record of writes
 sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "models"))  # tiny sources of models
 
-from tested_image import Tested, build_tested
+from tested_image import ImageUnderTest, build_tested
 
 from image.guest import build, qemu
 from image.guest.build import Parts, cache_folder, kept_parts
@@ -47,7 +47,7 @@ def parts(can_build: Callable[[str], None]) -> Parts:
 
 
 @pytest.fixture(scope="session")
-def tested(can_build: Callable[[str], None]) -> Tested:
+def tested(can_build: Callable[[str], None]) -> ImageUnderTest:
     """An amd64 image with two updates."""
     can_build("amd64")
     return build_tested("amd64")

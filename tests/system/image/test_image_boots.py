@@ -15,7 +15,7 @@ import httpx
 import pytest
 import tiny_gguf
 from image_machine import BOOT_S, ImageMachine, overlay_disk
-from tested_image import DATA_MIB, GOLDEN, SLOT_MIB, Tested, write_overlay
+from tested_image import DATA_MIB, GOLDEN, SLOT_MIB, ImageUnderTest, write_overlay
 from tiny_sources import decoder_folder
 
 from image.guest import qemu
@@ -111,7 +111,9 @@ def test_the_root_is_small(architecture: str, built: Built, record_property: Cal
     assert built.root_bytes <= ROOT_BYTES
 
 
-def test_the_root_is_read_only_and_what_must_last_lies_on_the_data_partition(tested: Tested, tmp_path: Path) -> None:
+def test_the_root_is_read_only_and_what_must_last_lies_on_the_data_partition(
+    tested: ImageUnderTest, tmp_path: Path
+) -> None:
     disk = overlay_disk(tested.image, tmp_path / "disk.qcow2")
     with ImageMachine(tested.architecture, disk, tmp_path / "run-1") as machine:
         machine.wait_ready()
@@ -131,7 +133,9 @@ def test_the_root_is_read_only_and_what_must_last_lies_on_the_data_partition(tes
         assert machine.check("cat /etc/machine-id") != identity
 
 
-def test_models_of_the_image_give_way_to_the_users_and_are_never_written(tested: Tested, tmp_path: Path) -> None:
+def test_models_of_the_image_give_way_to_the_users_and_are_never_written(
+    tested: ImageUnderTest, tmp_path: Path
+) -> None:
     source = decoder_folder(GOLDEN, tmp_path / "source")
     files = {f"/tmp/source/{path.name}": path.read_bytes() for path in source.iterdir() if path.suffix != ".npz"}
     models, of_image = "/var/lib/magnitude/models", "/usr/share/magnitude/models/tiny"
@@ -164,7 +168,7 @@ def copied(image: Path, target: Path) -> Path:
 
 
 def test_a_first_boot_takes_over_what_lies_on_the_boot_partition_and_grows_the_data(
-    tested: Tested, tmp_path: Path
+    tested: ImageUnderTest, tmp_path: Path
 ) -> None:
     disk = copied(tested.image, tmp_path / "disk")
     begin = offsets(layout(SLOT_MIB * MIB, DATA_MIB * MIB))

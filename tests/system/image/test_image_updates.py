@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 import pytest
 from broken_slots import BROKEN, break_slot
 from image_machine import BOOT_S, ImageMachine, extra_disk
-from tested_image import BAD, DATA_MIB, GOOD, SLOT_MIB, Tested
+from tested_image import BAD, DATA_MIB, GOOD, SLOT_MIB, ImageUnderTest
 
 from image.guest import qemu
 from image.guest.build import Parts
@@ -38,7 +38,7 @@ class Story(NamedTuple):
 
 
 @pytest.fixture(scope="module")
-def story(tested: Tested, forged: Path, tmp_path_factory: pytest.TempPathFactory) -> Story:
+def story(tested: ImageUnderTest, forged: Path, tmp_path_factory: pytest.TempPathFactory) -> Story:
     """A machine boots, proves its slot, refuses forged updates, takes one that cannot infer, falls back, and has
     a good one installed at last."""
     folder = tmp_path_factory.mktemp("story")
@@ -71,7 +71,7 @@ def forged(parts: Parts, tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder / "forged.raucb"
 
 
-def refusals(machine: ImageMachine, tested: Tested, forged: Path) -> dict[str, str]:
+def refusals(machine: ImageMachine, tested: ImageUnderTest, forged: Path) -> dict[str, str]:
     """What RAUC says to updates that are none of ours; "" where it takes one."""
     said = {}
     size = tested.good.stat().st_size
@@ -123,7 +123,7 @@ def test_an_update_that_cannot_infer_falls_back_by_itself_and_is_not_tried_again
 
 
 def test_a_good_update_is_taken_and_its_newer_state_does_not_break_the_older_version(
-    story: Story, installed: Path, tested: Tested, tmp_path: Path
+    story: Story, installed: Path, tested: ImageUnderTest, tmp_path: Path
 ) -> None:
     with ImageMachine(tested.architecture, qemu.disk(installed), tmp_path / "run") as machine:
         machine.wait_confirmed("B")
@@ -146,7 +146,7 @@ def test_a_good_update_is_taken_and_its_newer_state_does_not_break_the_older_ver
 
 @pytest.mark.parametrize("kind", BROKEN)
 def test_a_slot_that_is_broken_in_any_way_is_given_up_after_three_boots(
-    kind: str, installed: Path, story: Story, tested: Tested, tmp_path: Path
+    kind: str, installed: Path, story: Story, tested: ImageUnderTest, tmp_path: Path
 ) -> None:
     break_slot(installed, kind, SLOT_MIB, DATA_MIB)
     with ImageMachine(tested.architecture, qemu.disk(installed), tmp_path / "run") as machine:

@@ -17,7 +17,7 @@ from typing import NamedTuple
 import pytest
 from image_machine import BOOT_S, ImageMachine, extra_disk, overlay_disk
 from power_cut import Request, disks_after, read_log
-from tested_image import DATA_MIB, SLOT_MIB, Tested
+from tested_image import DATA_MIB, SLOT_MIB, ImageUnderTest
 
 from image.guest.partitions import MIB, layout, offsets
 
@@ -43,7 +43,7 @@ class Recording(NamedTuple):
 
 
 @pytest.fixture(scope="module")
-def recording(tested: Tested, tmp_path_factory: pytest.TempPathFactory) -> Recording:
+def recording(tested: ImageUnderTest, tmp_path_factory: pytest.TempPathFactory) -> Recording:
     folder = tmp_path_factory.mktemp("recording")
     base, disk, log = (folder / name for name in ("base.img", "disk.img", "log.img"))
     for target in (base, disk):
@@ -107,7 +107,7 @@ def chosen(recording: Recording) -> list[int]:
 
 
 def test_a_machine_that_loses_power_during_an_update_boots_at_the_first_attempt(
-    recording: Recording, chosen: list[int], tested: Tested, tmp_path: Path
+    recording: Recording, chosen: list[int], tested: ImageUnderTest, tmp_path: Path
 ) -> None:
     slots = ""
     for moment, disk in disks_after(recording.base, recording.requests, chosen, random.Random(2), tmp_path):
@@ -127,7 +127,7 @@ def test_a_machine_that_loses_power_during_an_update_boots_at_the_first_attempt(
 
 
 def test_after_a_cut_the_slot_that_boots_answers_and_is_confirmed(
-    recording: Recording, chosen: list[int], tested: Tested, tmp_path: Path
+    recording: Recording, chosen: list[int], tested: ImageUnderTest, tmp_path: Path
 ) -> None:
     some = chosen[:: len(chosen) // TO_AN_ANSWER]
     for moment, disk in disks_after(recording.base, recording.requests, some, random.Random(3), tmp_path):

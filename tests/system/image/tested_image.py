@@ -33,7 +33,7 @@ Before=shutdown.target
 """
 
 
-class Tested(NamedTuple):
+class ImageUnderTest(NamedTuple):
     """An image, and updates for it: one that works, and is newer in that it writes newer state; one whose service
     cannot infer."""
 
@@ -43,7 +43,7 @@ class Tested(NamedTuple):
     bad: Path
 
 
-def build_tested(architecture: str) -> Tested:
+def build_tested(architecture: str) -> ImageUnderTest:
     """From the cache, or built now. Raises `BuildFailed`."""
     cache = cache_folder()
     files = [
@@ -60,7 +60,7 @@ def build_tested(architecture: str) -> Tested:
     if not folder.exists():
         cached(folder, lambda target: _build_all(architecture, target))
     name = f"magnitude-guest-{architecture}"
-    return Tested(
+    return ImageUnderTest(
         architecture,
         folder / f"{name}.img",
         folder / f"{name}-{GOOD}.raucb",
