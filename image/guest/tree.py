@@ -50,6 +50,8 @@ MASKED = (
     "apt-daily.timer",
     "dpkg-db-backup.timer",
     "e2scrub_all.timer",
+    # Looks for what that one left behind, at each boot.
+    "e2scrub_reap.service",
     "fstrim.timer",
     "ldconfig.service",
     # No program here is for another kind of machine.

@@ -23,7 +23,9 @@ PACKAGES = (
 # As patterns of `Path.glob`.
 FILES = (
     # Left behind by installing packages.
-    "var/cache/*",
+    "var/cache/apt",
+    "var/cache/debconf",
+    "var/cache/ldconfig",
     "var/lib/apt",
     "var/lib/dpkg/[!s]*",
     "var/lib/dpkg/status-old",

@@ -100,11 +100,12 @@ class ImageMachine(Machine):
     def wait_client(self, api_key: str) -> httpx.Client:
         """Such a client, once the service is ready. No agent is needed for it."""
         deadline = time.monotonic() + BOOT_S
-        client = self.client(api_key)
         while True:
             try:
-                if client.get("/readyz").status_code == 200:
-                    return client
+                # With one of its own: a client that was used cannot begin a `with` block any more.
+                with self.client(api_key) as probe:
+                    if probe.get("/readyz").status_code == 200:
+                        return self.client(api_key)
             except httpx.TransportError:
                 pass
             assert time.monotonic() < deadline, f"not ready; the console's end:\n{self.console_end()}"
