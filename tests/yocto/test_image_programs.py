@@ -162,7 +162,7 @@ def test_no_image_has_a_password_or_a_root_that_is_written(image: Path) -> None:
 
 def test_pressure_and_the_memory_controller_are_asked_for_on_every_machine() -> None:
     """Where they are off all the same, the service says so and goes on; that is its own tests' matter."""
-    assert re.search(r'(?m)^MAGNITUDE_KERNEL_ARGS \?= "psi=1 cgroup_enable=memory"$', DISTRO)
+    assert re.search(r'(?m)^MAGNITUDE_KERNEL_ARGS \?= "psi=1 cgroup_enable=memory fsck\.repair=yes"$', DISTRO)
     machines = (LAYER / "conf/distro/include/magnitude-machines.inc").read_text()
     arguments = re.findall(r'(?m)^MAGNITUDE_SLOT_ARGS\S* = "(.*)"$', machines)
     assert len(arguments) == 3
