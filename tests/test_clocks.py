@@ -22,6 +22,7 @@ FOR_PEOPLE = {
     "cli/support.py": "an archive's name",
     "cli/timeline.py": "when something was decided",
     "cli/tune.py": "when a model was tuned",
+    "doctor/checks/boot_slot.py": "the day of a firmware's release, as text",
     "doctor/checks/clock.py": "looks at the clock itself",
     "doctor/context.py": "hands the clock to that check",
     "intake/app.py": "`created` of answers",

@@ -1,5 +1,5 @@
 SUMMARY = "ONNX Runtime, the CPU build that its project publishes"
-SUMMARY:${PN}-tools = "ONNX Runtime's tools to convert and quantise models"
+SUMMARY:${PN}-tools = "ONNX Runtime's tools to convert and quantise models, and its library for C"
 DESCRIPTION = "Runs ONNX models on the CPU; on arm64 with KleidiAI and MLAS kernels chosen at run time."
 HOMEPAGE = "https://onnxruntime.ai/"
 SECTION = "devel/python"
@@ -14,10 +14,12 @@ SRC_URI[wheel-x86_64.sha256sum] = "48b878f9551d465aa79ee94ecaf49a1f6b5d27f2975ef
 
 inherit magnitude_wheel
 
-# Tools for the desk: converting, quantising and testing models. The service needs none of them.
+# Tools for the desk: converting, quantising and testing models; and the library for programs in C, 27 MB that Python's
+# module has inside and does not link to. The service needs none of them.
 PACKAGE_BEFORE_PN = "${PN}-tools"
 FILES:${PN}-tools = "\
     ${PYTHON_SITEPACKAGES_DIR}/onnxruntime/backend \
+    ${PYTHON_SITEPACKAGES_DIR}/onnxruntime/capi/libonnxruntime.so* \
     ${PYTHON_SITEPACKAGES_DIR}/onnxruntime/datasets \
     ${PYTHON_SITEPACKAGES_DIR}/onnxruntime/quantization \
     ${PYTHON_SITEPACKAGES_DIR}/onnxruntime/tools \
