@@ -73,6 +73,18 @@ def agents(magnitude_home: Path, tmp_path_factory: pytest.TempPathFactory) -> It
 
 
 @pytest.fixture(scope="session")
+def steady(magnitude_home: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningService]:
+    """A service as agents use it that never changes by itself how many it computes at once: for who gets how many."""
+    home = tmp_path_factory.mktemp("steady")
+    link_models(home, magnitude_home)
+    write_settings(home, policy={"explore": "off"})
+    running = RunningService(home)
+    running.wait_ready()
+    yield running
+    running.stop()
+
+
+@pytest.fixture(scope="session")
 def narrow(magnitude_home: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningService]:
     """A service that computes one generation at a time, so that everybody else waits: for who goes first."""
     home = tmp_path_factory.mktemp("narrow")

@@ -121,10 +121,10 @@ def test_a_full_queue_says_where_one_would_have_stood_and_when_to_come_again(nar
     narrow.until_idle()
 
 
-def test_what_was_reserved_is_held_for_who_reserved_it(agents: RunningService) -> None:
-    owner, other = Agent(agents, "first"), Agent(agents, "second")
-    slots = int(measured(agents, "magnitude_compute_slots"))
-    url = f"{agents.url}/v1/magnitude/reserve"
+def test_what_was_reserved_is_held_for_who_reserved_it(steady: RunningService) -> None:
+    owner, other = Agent(steady, "first"), Agent(steady, "second")
+    slots = int(measured(steady, "magnitude_compute_slots"))
+    url = f"{steady.url}/v1/magnitude/reserve"
     reserved = httpx.post(url, headers=owner.authorization, json={"requests": slots, "hold_s": 60}, timeout=30).json()
     # One is always left to everybody.
     assert (reserved["model"], reserved["granted"]) == (CHAT, slots - 1)
@@ -132,7 +132,7 @@ def test_what_was_reserved_is_held_for_who_reserved_it(agents: RunningService) -
     try:
         with other.stream(said("Count."), **LONG) as running, other.stream(said("Count on."), **LONG) as next_one:
             running.begun()
-            waiting(agents, 1)
+            waiting(steady, 1)
             if slots > 1:
                 assert owner.chat(said("Name a colour.")).text
             httpx.delete(url, headers=owner.authorization, timeout=30).raise_for_status()
@@ -140,4 +140,4 @@ def test_what_was_reserved_is_held_for_who_reserved_it(agents: RunningService) -
                 next_one.begun()
     finally:
         httpx.delete(url, headers=owner.authorization, timeout=30)
-    agents.until_idle()
+    steady.until_idle()

@@ -30,7 +30,8 @@ def write(path, text):
 group = "/sys/fs/cgroup" + pathlib.Path("/proc/self/cgroup").read_text().split("0::")[1].strip()
 found = {{
     "choose cores": works(lambda: os.sched_setaffinity(0, {{0}})),
-    "be nicer": works(lambda: os.setpriority(os.PRIO_PROCESS, 0, 5)),
+    # 19, because these tests may themselves run with less than full priority.
+    "be nicer": works(lambda: os.setpriority(os.PRIO_PROCESS, 0, 19)),
     "memfd": works(lambda: os.memfd_create("probe")),
     "limit the clock": works(lambda: write("{CPUS}/{LIMIT}", "1500000\\n")),
     "raise the lower limit": works(lambda: write("{CPUS}/cpufreq/policy0/scaling_min_freq", "1\\n")),
