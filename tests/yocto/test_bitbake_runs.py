@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import os
+import re
 from pathlib import Path
 
 import pytest
+import yaml
 
 from tests.yocto.tiny_layer import write_layer
 from yocto.checks.bitbake import Build, judge, judge_compatible, plan_build, run, write_configuration
 from yocto.checks.command import main
+from yocto.checks.kas import machines, read_build
+from yocto.checks.layer import CHECKOUT
 
 # Folders of the clones with what a build looks at, in each of them.
 CLONES = (
@@ -19,6 +23,9 @@ CLONES = (
     "meta-openembedded/meta-networking",
     "meta-raspberrypi",
 )
+
+
+PLANNED = Build(machine="qemuarm64", kas=read_build("qemuarm64", rauc=False), layers=(), missing=())
 
 
 def clones(folder: Path, answer: str = "true") -> Path:
@@ -57,7 +64,7 @@ def test_layers_that_are_not_there_are_named(tmp_path: Path) -> None:
 def test_bitbake_runs_in_a_build_folder_that_names_machine_and_layers(tmp_path: Path) -> None:
     layers, folder = clones(tmp_path / "layers", 'cat conf/*.conf; echo "asked $*"'), tmp_path / "build"
     build = plan_build("raspberrypi5", layers, tmp_path / "own", rauc=False)
-    write_configuration(build, folder, rauc=False, threads=3)
+    write_configuration(build, folder, threads=3)
     status, lines = run(["-g", "magnitude-image"], folder, layers, user=None)
     assert status == 0
     assert lines[-1] == "asked -g magnitude-image"
@@ -65,6 +72,26 @@ def test_bitbake_runs_in_a_build_folder_that_names_machine_and_layers(tmp_path: 
     assert 'BB_NUMBER_PARSE_THREADS = "3"' in lines
     assert f"    {layers}/meta-raspberrypi \\" in lines
     assert not [line for line in lines if "rauc" in line]
+
+
+@pytest.mark.parametrize("machine", machines())
+@pytest.mark.parametrize("rauc", [False, True], ids=["plain", "updates"])
+def test_bitbake_is_asked_about_the_build_that_kas_makes(tmp_path: Path, machine: str, rauc: bool) -> None:
+    build = plan_build(machine, tmp_path / "layers", tmp_path / "own", rauc=rauc)
+    write_configuration(build, tmp_path / "build", threads=1)
+    local = (tmp_path / "build/conf/local.conf").read_text()
+    names = ["base", f"machine/{machine}", *(["feature/rauc"] if rauc else [])]
+    files = [yaml.safe_load((CHECKOUT / f"yocto/kas/{name}.yml").read_text()) for name in names]
+    assert f'MACHINE = "{machine}"\nDISTRO = "{files[0]["distro"]}"\n' in local
+    for file in files:
+        for text in file.get("local_conf_header", {}).values():
+            assert text in local
+        for name in file.get("env", {}):
+            assert re.search(rf'(?m)^{name} = "(.+)"$', local)
+    targets = files[-1].get("target") or files[0]["target"]
+    assert build.kas.targets == tuple([targets] if isinstance(targets, str) else targets)
+    # Settings of the check itself come behind, so that they win.
+    assert local.index("BB_NO_NETWORK") > max(local.index(line) for line in build.kas.settings.splitlines())
 
 
 @pytest.mark.parametrize(
@@ -81,15 +108,14 @@ def test_errors_and_warnings_about_the_layer_are_faults_and_other_warnings_are_n
     tmp_path: Path, line: str, ours: bool
 ) -> None:
     layer = write_layer(tmp_path / "layer")
-    build = Build(machine="qemuarm64", layers=(), missing=())
-    findings, theirs = judge(build, 0, ["NOTE: fine", line], layer)
+    findings, theirs = judge(PLANNED, 0, ["NOTE: fine", line], layer)
     assert (len(findings), theirs) == ((1, []) if ours else (0, [line]))
 
 
 def test_a_message_of_several_lines_is_told_as_a_whole(tmp_path: Path) -> None:
     layer = write_layer(tmp_path / "layer")
     lines = ["ERROR: No recipes in default available for:", "  /somewhere/a_%.bbappend", "  /somewhere/b_%.bbappend"]
-    findings, _ = judge(Build(machine="qemuarm64", layers=(), missing=()), 1, lines, layer)
+    findings, _ = judge(PLANNED, 1, lines, layer)
     assert [finding.message.partition("for: ")[2] for finding in findings] == [
         "/somewhere/a_%.bbappend /somewhere/b_%.bbappend"
     ]
@@ -97,14 +123,14 @@ def test_a_message_of_several_lines_is_told_as_a_whole(tmp_path: Path) -> None:
 
 def test_a_failure_without_a_message_is_a_fault(tmp_path: Path) -> None:
     layer = write_layer(tmp_path / "layer")
-    findings, _ = judge(Build(machine="qemuarm64", layers=(), missing=()), 1, [], layer)
+    findings, _ = judge(PLANNED, 1, [], layer)
     assert "ended with status 1" in findings[0].message
 
 
 def test_the_command_says_what_it_left_out_without_layers(capsys: pytest.CaptureFixture[str]) -> None:
     status = main([])
     printed = capsys.readouterr().out
-    assert "left out: BitBake for raspberrypi5, rock-5b, qemuarm64: no --layers" in printed
+    assert "left out: BitBake for qemuarm64, raspberrypi5, rock-5b: no --layers" in printed
     assert status == ("fault: " in printed)
 
 

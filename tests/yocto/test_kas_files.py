@@ -11,11 +11,17 @@ import pytest
 import yaml
 from kas.configschema import CONFIGSCHEMA
 
+from yocto.checks.kas import machines, read_kas
+from yocto.checks.layer import read_layer, series
+from yocto.checks.upstream import read_upstream
+
 ROOT = Path(__file__).resolve().parent.parent.parent
 KAS = ROOT / "yocto/kas"
 LAYER = ROOT / "yocto/meta-magnitude"
 FILES = sorted(KAS.rglob("*.yml"))
 MACHINES = sorted((KAS / "machine").glob("*.yml"))
+SERIES = series(read_layer())
+BITBAKE_BRANCH = read_kas(KAS / "base.yml").repos["bitbake"].branch
 # The collections that layers call themselves, by repository and folder.
 COLLECTIONS = {
     ("openembedded-core", "meta"): "core",
@@ -55,8 +61,6 @@ def test_a_machine_s_file_is_named_as_its_machine_and_builds_alone(path: Path) -
 
 def test_every_layer_comes_from_its_public_home_on_the_branch_of_the_layer_s_series() -> None:
     """Pins are the builder's (`kas lock`): a pin in here would keep security fixes out of everybody's builds."""
-    series = re.findall(r'LAYERSERIES_COMPAT_magnitude = "(\w+)"', (LAYER / "conf/layer.conf").read_text())
-    assert len(series) == 1
     for path in FILES:
         for name, repository in read(path).get("repos", {}).items():
             if name == "magnitude":
@@ -66,8 +70,39 @@ def test_every_layer_comes_from_its_public_home_on_the_branch_of_the_layer_s_ser
                 r"https://(git\.openembedded\.org|git\.yoctoproject\.org|github\.com)/", repository["url"]
             )
             assert "commit" not in repository
-            # BitBake has numbers for branches; 2.18 belongs to this series.
-            assert repository["branch"] == ("2.18" if name == "bitbake" else series[0])
+            # BitBake has numbers for branches.
+            assert repository["branch"] == (BITBAKE_BRANCH if name == "bitbake" else SERIES)
+
+
+def test_every_text_names_the_same_series_bitbake_and_python() -> None:
+    """layer.conf says the series, the kas file BitBake's branch, what the layers have Python's version."""
+    pages = {path.relative_to(ROOT): path.read_text() for path in (ROOT / "docs/image.md", LAYER / "README.md")}
+
+    def named(pattern: str) -> dict[str, set[Path]]:
+        found: dict[str, set[Path]] = {}
+        for path, text in pages.items():
+            for name in re.findall(pattern, text):
+                found.setdefault(name, set()).add(path)
+        return found
+
+    everywhere = set(pages)
+    assert named(r"\*(\w+)\*+ series") == {SERIES: everywhere}
+    assert set(named(r"\(branch ([a-z]+)\)")) | set(named(r"(?m)^\| (?:openembedded|meta)-[^|]*\| (\w+) \|")) == {
+        SERIES
+    }
+    assert named(r"(?i)bitbake`? \(?(?:branch )?(\d+\.\d+)\b") == {BITBAKE_BRANCH: everywhere}
+    assert set(named(r"Python (\d\.\d+)\)")) == {".".join(read_upstream()["python3"].version.split(".")[:2])}
+    # What people call the series: nothing here says it but these pages.
+    assert list(named(r"Yocto (\S+ LTS)").values()) == [everywhere]
+
+
+def test_building_by_hand_sets_what_the_kas_files_set() -> None:
+    (block,) = re.findall(r"set in `local\.conf`\n\n```\n(.*?)```", (ROOT / "docs/image.md").read_text(), flags=re.S)
+    said = dict(re.findall(r'(?m)^(\w+) = "(.*)"$', block))
+    of_machines = "".join(text for path in MACHINES for text in read(path).get("local_conf_header", {}).values())
+    given = {name: value.strip() for name, value in re.findall(r'(?m)^(\w+)(?::append)? = "(.*)"$', of_machines)}
+    assert said == {"MACHINE": said["MACHINE"], "DISTRO": read(KAS / "base.yml")["distro"], **given}
+    assert said["MACHINE"] in machines()
 
 
 def test_the_layers_that_ours_depends_on_are_in_every_build() -> None:

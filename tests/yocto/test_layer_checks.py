@@ -83,10 +83,10 @@ def test_a_service_of_another_version_is_found_in_recipe_and_distribution(tmp_pa
     assert {finding.path.name for finding in found(layer, checkout)} == {"magnitude_0.1.0.bb", "magnitude-os.conf"}
 
 
-def test_a_layer_for_another_series_is_found(tmp_path: Path) -> None:
+def test_a_distribution_of_another_series_than_the_layer_s_is_found(tmp_path: Path) -> None:
     layer, checkout = write_layer(tmp_path / "layer"), write_checkout(tmp_path / "checkout")
     (layer.root / "conf/layer.conf").write_text('LAYERSERIES_COMPAT_magnitude = "scarthgap"\n')
-    assert [finding.path.name for finding in found(layer, checkout)] == ["layer.conf"]
+    assert [finding.path.name for finding in found(layer, checkout)] == ["magnitude-os.conf"]
 
 
 def test_a_revision_counts_only_when_the_repository_has_it_in_its_history(tmp_path: Path) -> None:

@@ -105,5 +105,5 @@ def write_layer(folder: Path, **changes: tuple[str, str]) -> Layer:
     local.write_text("")
     (folder / "conf/distro").mkdir(parents=True)
     (folder / "conf/layer.conf").write_text('LAYERSERIES_COMPAT_magnitude = "wrynose"\n')
-    (folder / "conf/distro/magnitude-os.conf").write_text('DISTRO_VERSION = "0.1.0"\n')
+    (folder / "conf/distro/magnitude-os.conf").write_text('DISTRO_VERSION = "0.1.0"\nDISTRO_CODENAME = "wrynose"\n')
     return read_layer(folder)

@@ -6,101 +6,80 @@ import os
 import pwd
 import re
 import subprocess
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 import msgspec
 
 from yocto.checks.finding import Finding
+from yocto.checks.kas import BITBAKE, KasBuild, read_build
 from yocto.checks.layer import Layer
 
-BITBAKE = "bitbake"
 CORE = "openembedded-core"
-# Layers of every machine, in the order of bblayers.conf.
-_COMMON = (
-    f"{CORE}/meta",
-    "meta-openembedded/meta-oe",
-    "meta-openembedded/meta-python",
-    "meta-openembedded/meta-networking",
-)
-# Machine → layers of its own.
-MACHINES: Mapping[str, tuple[str, ...]] = {
-    "raspberrypi5": ("meta-raspberrypi",),
-    "rock-5b": ("meta-arm/meta-arm-toolchain", "meta-arm/meta-arm", "meta-rockchip"),
-    "qemuarm64": (),
-}
-_UPDATES = ("meta-rauc",)
-IMAGE = "magnitude-image"
-BUNDLE = "magnitude-update-bundle"
 
-# Nothing is downloaded, and nothing that others have cached is asked for: the answer depends on the layers alone.
-# The Raspberry Pi's Wi-Fi firmware has a licence that its builder has to accept; kernel and device tree of Rockchip's
-# boards are files in a slot. Both as yocto/kas/machine/ has them.
-_LOCAL_CONF = """\
-CONF_VERSION = "2"
-MACHINE = "{machine}"
-{system}\
-LICENSE_FLAGS_ACCEPTED = "synaptics-killswitch"
-RK_KERNEL_FITIMAGE = "False"
+# Of what is built nothing but the answer: nothing is downloaded, nothing that others have cached is asked for, and
+# there is nothing to clean up. So the answer depends on the layers alone. What the build itself has is said by
+# yocto/kas, and stands in front of this.
+_OFFLINE = """\
 BB_NO_NETWORK = "1"
 CONNECTIVITY_CHECK_URIS = ""
-INHERIT:remove = "uninative"
+INHERIT:remove = "uninative rm_work"
 BB_SIGNATURE_HANDLER = "OEBasicHash"
 BB_HASHSERVE = ""
 BB_NUMBER_THREADS = "{threads}"
 BB_NUMBER_PARSE_THREADS = "{threads}"
 BB_DISKMON_DIRS = ""
 """
-_OWN_SYSTEM = 'DISTRO = "magnitude-os"\n'
 # Of another distribution's systems those in which our recipes are not skipped.
 _OTHER_SYSTEM = 'INIT_MANAGER = "systemd"\n'
 
 
 class Build(msgspec.Struct, frozen=True, kw_only=True):
-    """A build folder for `machine`: the layers that it reads, and those that are not there."""
+    """A build folder for `machine`: what kas would put there, the layers that it reads, and those that are not
+    there."""
 
     machine: str
+    kas: KasBuild
     layers: tuple[Path, ...]
     missing: tuple[str, ...]
 
 
 def plan_build(machine: str, layers: Path, own: Path, *, rauc: bool) -> Build:
-    """Which of the clones below `layers` a build for `machine` reads."""
-    wanted = (*_COMMON, *MACHINES[machine], *(_UPDATES if rauc else ()))
-    missing = [name for name in wanted if not (layers / name / "conf/layer.conf").is_file()]
+    """Which of the clones below `layers` a build for `machine` reads. Raises `OSError`, `msgspec.ValidationError`."""
+    kas = read_build(machine, rauc=rauc)
+    missing = [name for name in kas.layers if not (layers / name / "conf/layer.conf").is_file()]
     if not (layers / BITBAKE / "bin/bitbake").is_file():
         missing.append(BITBAKE)
     return Build(
         machine=machine,
-        layers=(*(layers / name for name in wanted), own),
+        kas=kas,
+        layers=(*(layers / name for name in kas.layers), own),
         missing=tuple(missing),
     )
 
 
 def write_configuration(
-    build: Build, folder: Path, *, rauc: bool, threads: int, other_system: bool = False, further: str = ""
+    build: Build, folder: Path, *, threads: int, other_system: bool = False, further: str = ""
 ) -> None:
     """The two files that a build folder needs; `other_system`: not for our distribution. `further` settings come
     last in local.conf. Raises `OSError`."""
     conf = folder / "conf"
     conf.mkdir(parents=True, exist_ok=True)
-    system = _OTHER_SYSTEM if other_system else _OWN_SYSTEM
-    system += _update_features(folder) if rauc else ""
-    conf.joinpath("local.conf").write_text(
-        _LOCAL_CONF.format(machine=build.machine, system=system, threads=threads) + further
-    )
+    system = _OTHER_SYSTEM if other_system else f'DISTRO = "{build.kas.distro}"\n'
+    text = f'MACHINE = "{build.machine}"\n{system}{build.kas.settings}{_own_files(build, conf)}'
+    conf.joinpath("local.conf").write_text(text + _OFFLINE.format(threads=threads) + further)
     listed = " \\\n".join(f"    {layer}" for layer in build.layers)
     conf.joinpath("bblayers.conf").write_text(
         f'LCONF_VERSION = "7"\nBBPATH = "${{TOPDIR}}"\nBBFILES ?= ""\nBBLAYERS = " \\\n{listed} \\\n"\n'
     )
 
 
-def _update_features(folder: Path) -> str:
-    """Updates, with keys that only have to be there: nothing is signed when recipes are parsed."""
-    key = folder / "conf/no-key.pem"
-    key.touch()
-    names = ("RAUC_KEY_FILE", "RAUC_CERT_FILE", "MAGNITUDE_KEYRING_FILE")
-    return 'DISTRO_FEATURES:append = " rauc"\n' + "".join(f'{name} = "{key}"\n' for name in names)
+def _own_files(build: Build, conf: Path) -> str:
+    """Files of the builder's own, keys that is, which only have to be there: nothing is signed when recipes are
+    parsed."""
+    nothing = conf / "no-key.pem"
+    nothing.touch()
+    return "".join(f'{name} = "{nothing}"\n' for name in build.kas.files)
 
 
 def run(

@@ -12,10 +12,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from yocto.checks.bitbake import (
-    BUNDLE,
     CORE,
-    IMAGE,
-    MACHINES,
     Build,
     judge,
     judge_compatible,
@@ -25,7 +22,8 @@ from yocto.checks.bitbake import (
 )
 from yocto.checks.dependencies import check_requirements, check_resolved, check_wheels
 from yocto.checks.finding import Finding
-from yocto.checks.layer import CHECKOUT, Layer, read_layer
+from yocto.checks.kas import machines
+from yocto.checks.layer import CHECKOUT, Layer, read_layer, series
 from yocto.checks.pins import check_pins, check_revision
 from yocto.checks.sources import check_sources
 from yocto.checks.upstream import check_upstream, missing_layers, read_upstream
@@ -41,7 +39,6 @@ LINTER_OFF = {
     "oelint.var.filesoverride": "FILES of packages that hold one tree are said as a whole",
     "oelint.task.noanonpython": "skipping a recipe by its Python is done there, and nowhere else",
 }
-RELEASE = "wrynose"
 
 
 def sanity(layer: Layer, checkout: Path, core: Path | None = None) -> list[Finding]:
@@ -67,7 +64,7 @@ def lint(layer: Layer) -> list[Finding] | None:
     files = sorted(str(path) for suffix in ("bb", "bbappend") for path in layer.root.rglob(f"*.{suffix}"))
     suppressed = [word for rule in LINTER_OFF for word in ("--suppress", rule)]
     done = subprocess.run(
-        (program, "--release", RELEASE, "--quiet", "--relpaths", "--hide", "info", *suppressed, *files),
+        (program, "--release", series(layer), "--quiet", "--relpaths", "--hide", "info", *suppressed, *files),
         cwd=layer.root,
         capture_output=True,
         text=True,
@@ -93,11 +90,11 @@ def parse_arguments(words: Sequence[str] | None = None) -> argparse.Namespace:
     parser.add_argument(
         "--machine",
         action="append",
-        choices=sorted(MACHINES),
+        choices=machines(),
         help="only for this machine (more than once: for these)",
     )
     parser.add_argument("--without-rauc", action="store_true", help="leave updates and meta-rauc out")
-    parser.add_argument("--dry-run", action="store_true", help=f"also `bitbake -n {IMAGE}`, minutes for each machine")
+    parser.add_argument("--dry-run", action="store_true", help="also `bitbake -n` of them, minutes for each machine")
     parser.add_argument(
         "--compatible",
         action="store_true",
@@ -130,7 +127,7 @@ def main(words: Sequence[str] | None = None) -> int:
         left_out.append("oelint-adv: not installed (pip install oelint-adv)")
     findings += linted or []
     if layers is None:
-        left_out.append(f"BitBake for {', '.join(MACHINES)}: no --layers")
+        left_out.append(f"BitBake for {', '.join(machines())}: no --layers")
         left_out.append("whether the layers below have what yocto/checks/upstream.yaml lists: no --layers")
     else:
         listed = read_upstream()
@@ -151,10 +148,11 @@ def main(words: Sequence[str] | None = None) -> int:
 def _bitbake(arguments: argparse.Namespace, layer: Layer, layers: Path, left_out: list[str]) -> list[Finding]:
     rauc = not arguments.without_rauc
     further = arguments.conf.read_text() if arguments.conf else ""
-    targets = [IMAGE, BUNDLE] if rauc else [IMAGE]
     findings: list[Finding] = []
-    for machine in arguments.machine or MACHINES:
+    targets: Sequence[str] = ()
+    for machine in arguments.machine or machines():
         build = plan_build(machine, layers, layer.root, rauc=rauc)
+        targets = build.kas.targets
         if build.missing:
             left_out.append(f"BitBake for {machine}: there is no {', '.join(build.missing)} in {layers}")
             continue
@@ -164,9 +162,9 @@ def _bitbake(arguments: argparse.Namespace, layer: Layer, layers: Path, left_out
         if arguments.compatible:
             folder = folder.with_name(f"{folder.name}-compatible")
             # The layer must not be there yet: what others build is compared without it and with it.
-            build = Build(machine=machine, layers=build.layers[:-1], missing=())
+            build = Build(machine=machine, kas=build.kas, layers=build.layers[:-1], missing=())
         write_configuration(
-            build, folder, rauc=rauc, threads=arguments.threads, other_system=arguments.compatible, further=further
+            build, folder, threads=arguments.threads, other_system=arguments.compatible, further=further
         )
         if arguments.user:
             for path in (folder.parent, folder, folder / "conf", *folder.joinpath("conf").iterdir()):

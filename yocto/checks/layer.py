@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -37,6 +38,15 @@ class Layer(msgspec.Struct, frozen=True, kw_only=True):
     def recipe(self, name: str) -> Recipe:
         """The recipe `name`. Raises `KeyError`."""
         return {recipe.name: recipe for recipe in self.recipes}[name]
+
+
+def series(layer: Layer) -> str:
+    """The one series that the layer says it works with: what the linter, BitBake's layers and the texts follow.
+    Raises `OSError`, `ValueError`."""
+    (named,) = re.findall(
+        r'(?m)^LAYERSERIES_COMPAT_\w+ = "(\w+)"$', layer.root.joinpath("conf/layer.conf").read_text()
+    )
+    return str(named)
 
 
 def read_layer(root: Path = LAYER) -> Layer:

@@ -7,9 +7,8 @@ import subprocess
 from pathlib import Path
 
 from yocto.checks.finding import Finding
-from yocto.checks.layer import Layer
+from yocto.checks.layer import Layer, series
 
-SERIES = "wrynose"
 _VERSION = re.compile(r'^__version__ = "(.+)"$', re.M)
 _MOVE_ON = "Set SRCREV to a commit that has them: git rev-parse HEAD"
 
@@ -43,9 +42,11 @@ def _models(layer: Layer, checkout: Path) -> list[Finding]:
 
 
 def _series(layer: Layer) -> list[Finding]:
-    conf = layer.root / "conf/layer.conf"
-    if f'LAYERSERIES_COMPAT_magnitude = "{SERIES}"' not in conf.read_text():
-        return [Finding(path=conf, message=f"it does not say that the layer is for {SERIES}")]
+    """The distribution says which series its images are of; layer.conf decides."""
+    distro = layer.root / "conf/distro/magnitude-os.conf"
+    named = series(layer)
+    if f'DISTRO_CODENAME = "{named}"' not in distro.read_text():
+        return [Finding(path=distro, message=f"DISTRO_CODENAME is not the series of layer.conf, {named}")]
     return []
 
 
