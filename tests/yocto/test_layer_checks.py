@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import subprocess
+from importlib.metadata import Distribution
 from pathlib import Path
 
 import pytest
 
 from tests.yocto.tiny_layer import LISTED, PATHS, REVISION, SHA, write_checkout, write_layer
-from yocto.checks.dependencies import check_requirements, check_resolved, check_wheels
+from yocto.checks.dependencies import check_requirements, check_resolved, check_tested, check_wheels
 from yocto.checks.finding import Finding
 from yocto.checks.layer import Layer
 from yocto.checks.pins import check_pins, check_revision
@@ -75,6 +76,36 @@ def test_a_version_below_the_bound_of_pyproject_is_found_wherever_it_comes_from(
         "pyproject.toml requires wheeled>=1.6, and the recipe has 1.5",
         "pyproject.toml requires onnx>=2, and the recipe has 1.20.0",
     ]
+
+
+@pytest.mark.parametrize(
+    ("version", "requires", "faults", "said"),
+    [
+        ("1.5", "httpx<1", [], []),
+        ("1.5", "nobody-packages-this>9; extra == 'x'", [], []),
+        ("1.4", "", ["the tests run with wheeled 1.4"], []),
+        ("1.6", "httpx>9", [], ["python3-wheeled 1.5: the tests run with 1.6"]),
+        ("1.5", "httpx>9", ["it requires httpx>9, and the recipe of python3-httpx has 0.28.1"], []),
+        ("", "", [], ["python3-wheeled 1.5: wheeled is not installed where the tests run"]),
+    ],
+    ids=["the same", "an extra", "older", "newer", "needs more than there is", "not there"],
+)
+def test_a_wheel_is_compared_with_what_the_tests_run_with(
+    tmp_path: Path, version: str, requires: str, faults: list[str], said: list[str]
+) -> None:
+    folder = tmp_path / "wheeled.dist-info"
+    folder.mkdir()
+    needs = f"Requires-Dist: {requires}\n" if requires else ""
+    (folder / "METADATA").write_text(f"Metadata-Version: 2.1\nName: wheeled\nVersion: {version}\n{needs}")
+    asked: list[str] = []
+
+    def tested(project: str) -> Distribution | None:
+        asked.append(project)
+        return Distribution.at(folder) if version else None
+
+    findings, older = check_tested(write_layer(tmp_path / "layer"), LISTED, tested)
+    assert asked == ["wheeled"]
+    assert ([finding.message for finding in findings], older) == (faults, said)
 
 
 def test_a_service_of_another_version_is_found_in_recipe_and_distribution(tmp_path: Path) -> None:

@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import pytest
+
 from yocto.checks.command import lint, sanity
+from yocto.checks.dependencies import check_tested, installed
 from yocto.checks.layer import CHECKOUT, LAYER, read_layer
+from yocto.checks.upstream import read_upstream
 
 
 def test_the_recipes_are_sound_by_themselves() -> None:
@@ -12,6 +16,13 @@ def test_the_recipes_are_sound_by_themselves() -> None:
 
 def test_the_linter_finds_nothing_in_the_recipes() -> None:
     assert lint(read_layer()) == []
+
+
+def test_libraries_of_the_image_have_been_tested_in_no_older_version() -> None:
+    findings, older = check_tested(read_layer(), read_upstream(), installed)
+    assert findings == []
+    if older:
+        pytest.skip("not the versions that these tests run with: " + "; ".join(older))
 
 
 def test_every_recipe_and_append_says_what_it_is_for() -> None:

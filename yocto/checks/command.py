@@ -20,7 +20,7 @@ from yocto.checks.bitbake import (
     run,
     write_configuration,
 )
-from yocto.checks.dependencies import check_requirements, check_resolved, check_wheels
+from yocto.checks.dependencies import check_requirements, check_resolved, check_tested, check_wheels, installed
 from yocto.checks.finding import Finding
 from yocto.checks.kas import machines
 from yocto.checks.layer import CHECKOUT, Layer, read_layer, series
@@ -117,6 +117,9 @@ def main(words: Sequence[str] | None = None) -> int:
     core = layers / CORE / "meta" if layers and (layers / CORE / "meta").is_dir() else None
     left_out: list[str] = []
     findings = [*sanity(layer, CHECKOUT, core)]
+    untested, other_versions = check_tested(layer, read_upstream(), installed)
+    findings += untested
+    left_out += other_versions
     if (CHECKOUT / ".git").exists():
         findings += check_revision(layer, CHECKOUT)
     else:

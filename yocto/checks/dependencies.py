@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import re
 import tomllib
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from importlib.metadata import Distribution, PackageNotFoundError, distribution
 from pathlib import Path
 
 from packaging.requirements import Requirement
+from packaging.utils import canonicalize_name
 from packaging.version import InvalidVersion, Version
 
 from yocto.checks.finding import Finding
@@ -18,6 +20,14 @@ from yocto.checks.upstream import LIST, Upstream
 _VARIABLES = ("DEPENDS", "RDEPENDS", "RRECOMMENDS", "IMAGE_INSTALL")
 # Distributions whose recipe is not called python3-NAME.
 _RECIPES = {"onnxruntime": "python3-onnxruntime-bin"}
+
+
+def installed(project: str) -> Distribution | None:
+    """What this Python has of a project."""
+    try:
+        return distribution(project)
+    except PackageNotFoundError:
+        return None
 
 
 def check_resolved(layer: Layer, listed: Mapping[str, Upstream]) -> list[Finding]:
@@ -73,6 +83,47 @@ def _version(name: str, layer: Layer, listed: Mapping[str, Upstream]) -> Version
         return Version(listed[name].version) if name in listed else None
     except InvalidVersion:
         return None
+
+
+def check_tested(
+    layer: Layer, listed: Mapping[str, Upstream], tested: Callable[[str], Distribution | None]
+) -> tuple[list[Finding], list[str]]:
+    """Whether an image has the versions that the tests run with. `tested` is what they have of a project, by its
+    name.
+
+    Faults are a recipe that is newer, so that nobody has tested it, and one whose own requirements the recipes do not
+    meet. That the tests have something newer is said and is no fault: projects publish on any day, and a recipe is
+    moved on by hand.
+    """
+    findings: list[Finding] = []
+    older: list[str] = []
+    for recipe in layer.recipes:
+        if not {"magnitude_wheel", "pypi"} & set(recipe.inherits) or not recipe.name.startswith("python3-"):
+            continue
+        project = recipe.values.get("PYPI_PACKAGE", recipe.name.removeprefix("python3-"))
+        found = tested(project)
+        if found is None:
+            older.append(f"{recipe.name} {recipe.version}: {project} is not installed where the tests run")
+        elif Version(recipe.version) > Version(found.version):
+            findings.append(Finding(path=recipe.path, message=f"the tests run with {project} {found.version}"))
+        elif Version(recipe.version) < Version(found.version):
+            older.append(f"{recipe.name} {recipe.version}: the tests run with {found.version}")
+        else:
+            for text in found.requires or ():
+                findings += _of_wheel(Requirement(text), recipe, layer, listed)
+    return findings, older
+
+
+def _of_wheel(
+    requirement: Requirement, recipe: Recipe, layer: Layer, listed: Mapping[str, Upstream]
+) -> Iterator[Finding]:
+    """What a project requires of others, where there is a recipe for them (the service does without some)."""
+    if requirement.marker is not None and not requirement.marker.evaluate({"extra": ""}):
+        return
+    name = f"python3-{canonicalize_name(requirement.name)}"
+    version = _version(name, layer, listed)
+    if version is not None and version not in requirement.specifier:
+        yield Finding(path=recipe.path, message=f"it requires {requirement}, and the recipe of {name} has {version}")
 
 
 def check_wheels(layer: Layer, listed: Mapping[str, Upstream]) -> list[Finding]:
