@@ -12,7 +12,7 @@ from tests.yocto.tiny_layer import LISTED, PATHS, REVISION, SHA, write_checkout,
 from yocto.checks.dependencies import check_requirements, check_resolved, check_tested, check_wheels
 from yocto.checks.finding import Finding
 from yocto.checks.layer import Layer
-from yocto.checks.pins import check_pins, check_revision
+from yocto.checks.pins import check_pins, check_revision, why_no_history
 from yocto.checks.sources import check_sources
 from yocto.checks.upstream import check_upstream, missing_layers, read_upstream
 
@@ -120,34 +120,109 @@ def test_a_distribution_of_another_series_than_the_layer_s_is_found(tmp_path: Pa
     assert [finding.path.name for finding in found(layer, checkout)] == ["magnitude-os.conf"]
 
 
-def test_a_revision_counts_only_when_the_repository_has_it_in_its_history(tmp_path: Path) -> None:
-    checkout = write_checkout(tmp_path / "checkout")
+class Repository:
+    """A git repository of the checkout that the tiny layer is compared with."""
 
-    def git(*words: str) -> str:
+    def __init__(self, folder: Path) -> None:
+        self.folder, self.commits = write_checkout(folder), 0
+        self.git("init", "--quiet")
+
+    def git(self, *words: str) -> str:
         identity = ("-c", "user.name=a", "-c", "user.email=a@b", "-c", "commit.gpgsign=false")
         return subprocess.run(
-            ("git", "-C", str(checkout), *identity, *words), check=True, capture_output=True, text=True
+            ("git", "-C", str(self.folder), *identity, *words), check=True, capture_output=True, text=True
         ).stdout.strip()
 
-    git("init", "--quiet")
-    git("add", ".")
-    git("commit", "--quiet", "-m", "first")
-    first = git("rev-parse", "HEAD")
-    git("commit", "--quiet", "--allow-empty", "-m", "second")
-    assert check_revision(write_layer(tmp_path / "right", magnitude=(REVISION, first)), checkout) == []
-    assert len(check_revision(write_layer(tmp_path / "wrong"), checkout)) == 1
+    def commit(self, **texts: str) -> str:
+        """Writes `texts` (path with two underscores for each slash), commits all; the revision."""
+        for name, text in texts.items():
+            path = self.folder / name.replace("__", "/")
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.write_text(text)
+        self.git("add", ".")
+        # Each with words of its own: two that are alike in the same second would be one.
+        self.commits += 1
+        self.git("commit", "--quiet", "--allow-empty", "-m", f"commit {self.commits}")
+        return self.git("rev-parse", "HEAD")
 
-    (checkout / "service/magnitude/__init__.py").write_text('__version__ = "0.2.0"\n')
-    (checkout / "config.yaml").touch()
-    git("add", ".")
-    git("commit", "--quiet", "-m", "third")
-    text = f'{first}"\ndo_install:append() {{\n    install ${{S}}/config.yaml ${{D}}\n}}\nSECTION = "net'
-    older = write_layer(tmp_path / "older", magnitude=(REVISION, text))
-    assert [finding.message for finding in check_revision(older, checkout)] == [
-        f"the revision {first} has no config.yaml"
+
+@pytest.fixture
+def repository(tmp_path: Path) -> Repository:
+    return Repository(tmp_path / "checkout")
+
+
+def messages(folder: Path, repository: Repository, revision: str, *, more: str = "") -> list[str]:
+    layer = write_layer(folder / f"layer-{revision[:9]}", magnitude=(REVISION, revision + more))
+    return [finding.message.replace(revision, "R") for finding in check_revision(layer, repository.folder)]
+
+
+def test_a_revision_counts_only_when_the_repository_has_it_in_its_history(
+    tmp_path: Path, repository: Repository
+) -> None:
+    first = repository.commit()
+    repository.commit()
+    assert messages(tmp_path, repository, first) == []
+    assert ["not in the history" in text for text in messages(tmp_path, repository, REVISION)] == [True]
+    repository.git("checkout", "--quiet", "--orphan", "other")
+    repository.commit()
+    assert ["not in the history" in text for text in messages(tmp_path / "other", repository, first)] == [True]
+
+
+def test_a_revision_is_of_the_recipe_s_version_and_has_what_the_recipe_takes(
+    tmp_path: Path, repository: Repository
+) -> None:
+    first = repository.commit()
+    (repository.folder / "service/magnitude/__init__.py").write_text('__version__ = "0.2.0"\n')
+    (repository.folder / "config.yaml").touch()
+    newer = repository.commit()
+    taken = '"\ndo_install:append() {\n    install ${S}/config.yaml ${D}\n}\nSECTION = "net'
+    assert messages(tmp_path, repository, first, more=taken) == ["the revision R has no config.yaml"]
+    assert ["0.2.0" in text for text in messages(tmp_path, repository, newer)] == [True]
+
+
+def test_a_revision_is_as_the_last_commit_in_what_the_layer_counts_on_and_older_in_the_rest(
+    tmp_path: Path, repository: Repository
+) -> None:
+    first = repository.commit(systemd__magnitude="a unit")
+    second = repository.commit(service__magnitude__engine="of no matter to the layer", README="neither")
+    assert messages(tmp_path / "one", repository, first) == []
+    repository.commit(systemd__magnitude="another unit", service__magnitude__firstboot__new="calls a program")
+    assert sorted(messages(tmp_path / "two", repository, second)) == [
+        "the revision R has an older service/magnitude/firstboot/new",
+        "the revision R has an older systemd/magnitude",
     ]
-    newer = write_layer(tmp_path / "newer", magnitude=(REVISION, git("rev-parse", "HEAD")))
-    assert ["0.2.0" in finding.message for finding in check_revision(newer, checkout)] == [True]
+
+
+@pytest.mark.parametrize(
+    ("old", "new"),
+    [
+        ("httpx>=0.27", "httpx>=0.28"),
+        ("onnx>=1.17", "onnx>=1.18"),
+        ("[project]", "[project.scripts]\na = 'b'\n[project]"),
+    ],
+)
+def test_a_revision_that_requires_other_packages_is_found(
+    tmp_path: Path, repository: Repository, old: str, new: str
+) -> None:
+    first = repository.commit()
+    text = (repository.folder / "pyproject.toml").read_text()
+    assert old in text
+    (repository.folder / "pyproject.toml").write_text(f"# a word to readers\n{text}")
+    repository.commit()
+    assert messages(tmp_path / "one", repository, first) == []
+    (repository.folder / "pyproject.toml").write_text(text.replace(old, new))
+    repository.commit()
+    assert ["requires other packages" in text for text in messages(tmp_path / "two", repository, first)] == [True]
+
+
+def test_of_a_folder_without_history_nothing_is_said(tmp_path: Path, repository: Repository) -> None:
+    repository.commit()
+    repository.commit()
+    assert why_no_history(repository.folder) == ""
+    assert "no git repository" in why_no_history(tmp_path)
+    clone = tmp_path / "clone"
+    repository.git("clone", "--quiet", "--depth=1", f"file://{repository.folder}", str(clone))
+    assert "shallow" in why_no_history(clone)
 
 
 def test_the_list_of_what_other_layers_have_is_compared_with_them(tmp_path: Path) -> None:

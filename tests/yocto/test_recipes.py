@@ -7,6 +7,7 @@ import pytest
 from yocto.checks.command import lint, sanity
 from yocto.checks.dependencies import check_tested, installed
 from yocto.checks.layer import CHECKOUT, LAYER, read_layer
+from yocto.checks.pins import check_revision, why_no_history
 from yocto.checks.upstream import read_upstream
 
 
@@ -23,6 +24,13 @@ def test_libraries_of_the_image_have_been_tested_in_no_older_version() -> None:
     assert findings == []
     if older:
         pytest.skip("not the versions that these tests run with: " + "; ".join(older))
+
+
+def test_the_pinned_revision_has_what_these_tests_have_read_in_the_checkout() -> None:
+    """Red after a commit that changes what the layer counts on, until the next one moves the pin: SRCREV."""
+    if reason := why_no_history(CHECKOUT):
+        pytest.skip(reason)
+    assert [str(finding) for finding in check_revision(read_layer(), CHECKOUT)] == []
 
 
 def test_every_recipe_and_append_says_what_it_is_for() -> None:

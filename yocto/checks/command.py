@@ -24,7 +24,7 @@ from yocto.checks.dependencies import check_requirements, check_resolved, check_
 from yocto.checks.finding import Finding
 from yocto.checks.kas import machines
 from yocto.checks.layer import CHECKOUT, Layer, read_layer, series
-from yocto.checks.pins import check_pins, check_revision
+from yocto.checks.pins import check_pins, check_revision, why_no_history
 from yocto.checks.sources import check_sources
 from yocto.checks.upstream import check_upstream, missing_layers, read_upstream
 
@@ -120,10 +120,10 @@ def main(words: Sequence[str] | None = None) -> int:
     untested, other_versions = check_tested(layer, read_upstream(), installed)
     findings += untested
     left_out += other_versions
-    if (CHECKOUT / ".git").exists():
-        findings += check_revision(layer, CHECKOUT)
+    if reason := why_no_history(CHECKOUT):
+        left_out.append(f"whether the pinned revision fits: {reason}")
     else:
-        left_out.append("whether the pinned revision exists: this is no git repository")
+        findings += check_revision(layer, CHECKOUT)
     print(f"recipes: {len(layer.recipes)} read", flush=True)
     linted = lint(layer)
     if linted is None:

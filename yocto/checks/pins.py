@@ -4,12 +4,17 @@ from __future__ import annotations
 
 import re
 import subprocess
+import tomllib
 from pathlib import Path
 
 from yocto.checks.finding import Finding
 from yocto.checks.layer import Layer, series
 
 _VERSION = re.compile(r'^__version__ = "(.+)"$', re.M)
+# What the layer counts on in the service's source: its tests read these in the checkout, while an image has those of
+# the pinned revision. Which units there are, and which of them start; the code that puts them in place; which
+# programs are called at boot and in updates. (Of other code any revision will do.)
+_COUNTED_ON = ("systemd", "service/magnitude/firstboot", "service/magnitude/units", "service/magnitude/update")
 _MOVE_ON = "Set SRCREV to a commit that has them: git rev-parse HEAD"
 
 
@@ -50,10 +55,18 @@ def _series(layer: Layer) -> list[Finding]:
     return []
 
 
+def why_no_history(checkout: Path) -> str:
+    """Why nothing can be said of the pinned revision; empty when something can."""
+    shallow = _git(checkout, "rev-parse", "--is-shallow-repository")
+    if shallow is None:
+        return "this is no git repository, or git does not read it"
+    return "this clone is shallow: git fetch --unshallow" if shallow.strip() == "true" else ""
+
+
 def check_revision(layer: Layer, checkout: Path) -> list[Finding]:
-    """Whether the pinned revision is in the history of `checkout`, which has to be a git repository with its whole
-    history (a revision that nobody can fetch builds nowhere), and is of the recipe's version, and has the files that
-    the recipe takes out of it."""
+    """Whether the pinned revision is in the history of `checkout` (one that nobody can fetch builds nowhere), is of
+    the recipe's version, and is as the last commit in all that the layer counts on. `checkout` has to be a git
+    repository with its whole history."""
     recipe = layer.recipe("magnitude")
     revision = recipe.values["SRCREV"]
     if _git(checkout, "merge-base", "--is-ancestor", revision, "HEAD") is None:
@@ -64,23 +77,31 @@ def check_revision(layer: Layer, checkout: Path) -> list[Finding]:
                 hint=_MOVE_ON,
             )
         ]
-    findings = []
+    messages = []
     found = _VERSION.search(_git(checkout, "show", f"{revision}:service/magnitude/__init__.py") or "")
     version = found[1] if found else "unknown"
     if version != recipe.version:
-        findings.append(
-            Finding(
-                path=recipe.path,
-                message=f"it is {recipe.version}, the service at the revision {revision} is {version}",
-                hint=_MOVE_ON,
-            )
-        )
-    for name in sorted(set(re.findall(r"\$\{S\}/([\w./-]+)", recipe.path.read_text()))):
-        if _git(checkout, "cat-file", "-e", f"{revision}:{name}") is None:
-            findings.append(
-                Finding(path=recipe.path, message=f"the revision {revision} has no {name}", hint=_MOVE_ON)
-            )
-    return findings
+        messages.append(f"it is {recipe.version}, the service at the revision {revision} is {version}")
+    taken = sorted(set(re.findall(r"\$\{S\}/([\w./-]+)", recipe.path.read_text())))
+    missing = [name for name in taken if _git(checkout, "cat-file", "-e", f"{revision}:{name}") is None]
+    messages += [f"the revision {revision} has no {name}" for name in missing]
+    changed = (_git(checkout, "diff", "--name-only", revision, "HEAD", "--", *taken, *_COUNTED_ON) or "").split("\n")
+    messages += [f"the revision {revision} has an older {name}" for name in changed if name and name not in missing]
+    if _package(checkout, revision) != _package(checkout, "HEAD"):
+        messages.append(f"the revision {revision} requires other packages, or is built in another way")
+    return [Finding(path=recipe.path, message=message, hint=_MOVE_ON) for message in messages]
+
+
+def _package(checkout: Path, revision: str) -> dict[str, object]:
+    """Of `pyproject.toml` at the revision what RDEPENDS and the recipe's classes have to fit."""
+    content = tomllib.loads(_git(checkout, "show", f"{revision}:pyproject.toml") or "")
+    project = content.get("project", {})
+    return {
+        "requires": project.get("dependencies"),
+        "import": project.get("optional-dependencies", {}).get("import"),
+        "scripts": project.get("scripts"),
+        "built": (content.get("build-system"), content.get("tool", {}).get("hatch")),
+    }
 
 
 def _git(checkout: Path, *words: str) -> str | None:
