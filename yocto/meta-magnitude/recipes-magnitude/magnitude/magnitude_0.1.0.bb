@@ -17,7 +17,7 @@ MAGNITUDE_GIT_URI ?= "git://${@os.path.realpath('${MAGNITUDE_LAYERDIR}/../..')};
 SRC_URI = "${MAGNITUDE_GIT_URI};nobranch=1 \
     file://place-units.py \
 "
-SRCREV = "158ee50df6efab1e47cf9764a0cc38cc1c791f51"
+SRCREV = "11a87bef759a53a543c1537d010096e041cec06e"
 
 inherit features_check python_hatchling systemd useradd
 
