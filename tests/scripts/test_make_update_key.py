@@ -92,3 +92,30 @@ def test_two_keys_are_different(keys: Path, tmp_path: Path) -> None:
     assert (tmp_path / "other/ca.cert.pem").read_bytes() != (keys / "ca.cert.pem").read_bytes()
     verified = openssl("verify", "-CAfile", keys / "ca.cert.pem", tmp_path / "other/update.cert.pem")
     assert verified.returncode != 0
+
+
+def test_a_further_key_is_signed_by_the_ca_that_devices_trust_and_brings_no_other(keys: Path, tmp_path: Path) -> None:
+    further = tmp_path / "further"
+    done = subprocess.run([SCRIPT, "--ca", keys, further], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    assert openssl("verify", "-CAfile", keys / "ca.cert.pem", further / "update.cert.pem").returncode == 0
+    assert (further / "update.key.pem").read_bytes() != (keys / "update.key.pem").read_bytes()
+    assert (further / "ca.cert.pem").read_bytes() == (keys / "ca.cert.pem").read_bytes()
+    # What signs further keys stays where it is.
+    assert sorted(path.name for path in further.iterdir()) == [
+        "ca.cert.pem",
+        "env.sh",
+        "update.cert.pem",
+        "update.key.pem",
+    ]
+
+
+def test_a_further_key_needs_the_ca_s_own_key(keys: Path, tmp_path: Path) -> None:
+    (tmp_path / "public").mkdir()
+    (tmp_path / "public/ca.cert.pem").write_bytes((keys / "ca.cert.pem").read_bytes())
+    refused = subprocess.run(
+        [SCRIPT, "--ca", tmp_path / "public", tmp_path / "further"], capture_output=True, text=True
+    )
+    assert refused.returncode == 1
+    assert "ca.key.pem" in refused.stderr
+    assert not (tmp_path / "further").exists()
