@@ -118,19 +118,5 @@ def test_a_board_that_believes_it_is_1970_can_take_an_update() -> None:
     assert conf["keyring"]["use-bundle-signing-time"] == "true"
 
 
-def test_rauc_and_the_script_give_an_update_the_same_number_of_tries() -> None:
-    conf = configparser.ConfigParser()
-    conf.read(SYSTEM_CONF)
-    given = set(re.findall(r"setenv BOOT_[AB]_LEFT (\d)", SCRIPT.read_text()))
-    assert given == {conf["system"]["boot-attempts-primary"]}
-
-
-def test_the_script_can_count_down_from_what_a_good_slot_has() -> None:
-    conf = configparser.ConfigParser()
-    conf.read(SYSTEM_CONF)
-    (numbers,) = re.findall(r"for m_number in ([\d ]+);", SCRIPT.read_text())
-    assert int(conf["system"]["boot-attempts"]) == int(numbers.split()[-1]) + 1
-
-
 def test_data_is_never_a_slot() -> None:
     assert "DATA" not in re.sub(r"^#.*", "", SYSTEM_CONF.read_text(), flags=re.MULTILINE)
