@@ -31,10 +31,10 @@ def test_a_new_card_starts_slot_a_and_keeps_both_copies(tmp_path: Path, table: s
 def test_an_update_that_is_never_confirmed_falls_back_and_the_old_slot_stays(tmp_path: Path) -> None:
     board = QemuBoard(tmp_path)
     assert board.start().slot == "A"
-    # What `rauc install` and the boot check write.
-    board.fw_setenv(BOOT_A_LEFT="3", BOOT_B_LEFT="3", BOOT_ORDER="B A")
+    # What the boot check and `rauc install` write.
+    board.fw_setenv(BOOT_A_LEFT="9", BOOT_B_LEFT="3", BOOT_ORDER="B A")
     assert [board.start().slot for _ in range(4)] == ["B", "B", "B", "A"]
-    board.fw_setenv(BOOT_A_LEFT="3")
+    board.fw_setenv(BOOT_A_LEFT="9")
     assert board.start().slot == "A"
 
 
@@ -44,7 +44,7 @@ def test_an_update_that_is_confirmed_stays(tmp_path: Path) -> None:
     board.fw_setenv(BOOT_B_LEFT="3", BOOT_ORDER="B A")
     for _ in range(5):
         assert board.start().slot == "B"
-        board.fw_setenv(BOOT_B_LEFT="3")
+        board.fw_setenv(BOOT_B_LEFT="9")  # as the boot check marks it
 
 
 def test_with_no_try_left_it_starts_all_the_same(tmp_path: Path) -> None:

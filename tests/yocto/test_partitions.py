@@ -9,7 +9,12 @@ from typing import Any
 
 import pytest
 
-LAYER = Path(__file__).resolve().parent.parent.parent / "yocto/meta-magnitude"
+from image.guest import partitions as guest
+from magnitude.doctor.checks.boot_slot import SLOT_PARTITIONS
+from magnitude.firstboot import data_partition
+from scripts.flashing import partitions as flashing
+from yocto.checks.layer import CHECKOUT, LAYER
+
 PARTITIONS = LAYER / "conf/distro/include/magnitude-partitions.inc"
 SCRIPT = LAYER / "recipes-bsp/magnitude-boot/files/boot.cmd"
 SYSTEM_CONF = LAYER / "dynamic-layers/rauc/recipes-core/rauc/files/system.conf"
@@ -120,3 +125,47 @@ def test_a_board_that_believes_it_is_1970_can_take_an_update() -> None:
 
 def test_data_is_never_a_slot() -> None:
     assert "DATA" not in re.sub(r"^#.*", "", SYSTEM_CONF.read_text(), flags=re.MULTILINE)
+
+
+def test_slots_and_labels_are_called_alike_by_layouts_images_code_and_texts() -> None:
+    """Each of them was written where it is used, in another language; they have to be one."""
+    by_layout = {tuple(part["label"] for part in parts(path) if "no-table" not in part) for path in LAYOUTS}
+    ((boot_label, *_, data_label),) = by_layout
+    assert (boot_label, data_label) == (guest.BOOT_LABEL, guest.DATA_LABEL)
+    assert boot_label == flashing.BOOT_LABEL
+    for path in LAYOUTS:
+        named = [part.get("part-name") for part in parts(path) if "no-table" not in part]
+        # MBR has no names.
+        assert named in (list(NAMES), [None] * 4), path.name
+    assert {one.name: one.number for one in guest.layout(1 << 20, 1 << 20)} == NAMES
+    slots = {"A": "root-a", "B": "root-b"}
+    assert {slot: (NAMES[name], name) for slot, name in slots.items()} == SLOT_PARTITIONS
+    grub = (CHECKOUT / "image/guest/files/grub.cfg").read_text()
+    assert re.findall(r"set partition=gpt(\d)\n\s+set name=(\S+)\n", grub) == [
+        (str(NAMES[name]), name) for name in slots.values()
+    ]
+    for page in ("updates.md", "image.md"):
+        text = (CHECKOUT / "docs" / page).read_text()
+        rows = re.findall(r"(?m)^\| (\d.*?) \|(?: ([\w, -]+) \|)? .*$", text)
+        said = [" ".join(row) for row in rows]
+        numbers = {name: number for row in said for name, number in numbered(row).items()}
+        assert numbers == NAMES, page
+        assert re.search(rf"label `{boot_label}`", text)
+        assert re.search(rf"label `{data_label}`", text)
+
+
+def numbered(row: str) -> dict[str, int]:
+    """The names in a row, each with its number: `2, 3 root-a, root-b`, or `` 2 `root-a`, 3 `root-b` ``."""
+    numbers = [int(number) for number in re.findall(r"\b\d\b", row)]
+    names = [name for name in re.findall(r"[\w-]+", row) if name in NAMES]
+    return dict(zip(names, numbers, strict=False))
+
+
+def test_the_device_grows_the_partition_table_that_images_have() -> None:
+    assert f"0x{assigned('MAGNITUDE_DISK_ID')}" == data_partition.DISK_ID_MBR
+    ids = [partuuid("gpt", number) for number in NAMES.values()]
+    assert [found.lower() for found in data_partition.PARTUUIDS_GPT] == ids
+    assert NAMES["data"] == data_partition.DATA
+    page = (CHECKOUT / "docs/updates.md").read_text()
+    assert f"`{partuuid('gpt', 0)[:-1]}N`" in page
+    assert f"`{partuuid('msdos', 0)[:-1]}N`" in page
