@@ -12,6 +12,7 @@ import pytest
 from image.guest import partitions as guest
 from magnitude.doctor.checks.boot_slot import SLOT_PARTITIONS
 from magnitude.firstboot import data_partition
+from scripts.fetch_models import MODELS
 from scripts.flashing import partitions as flashing
 from yocto.checks.layer import CHECKOUT, LAYER
 
@@ -89,7 +90,7 @@ def test_the_boot_state_lies_where_no_partition_and_no_loader_lies(layout: Path)
     end = first + 2 * int(assigned("MAGNITUDE_BOOT_STATE_SIZE"), 16)
     for part in parts(layout):
         if part.get("offset") == "64s":
-            continue  # the loader; it ends where the state begins, and is a fifteenth of that
+            continue  # the loader, which has all up to the state: 4,000 KiB less the first 32
         begins = int(part["offset"][:-1]) * 512 if "offset" in part else int(part["align"]) * 1024
         assert begins >= end
         if "no-table" not in part:
@@ -169,3 +170,28 @@ def test_the_device_grows_the_partition_table_that_images_have() -> None:
     page = (CHECKOUT / "docs/updates.md").read_text()
     assert f"`{partuuid('gpt', 0)[:-1]}N`" in page
     assert f"`{partuuid('msdos', 0)[:-1]}N`" in page
+
+
+def mebibytes(name: str) -> int:
+    return int(assigned(name).removesuffix("M"))
+
+
+@pytest.mark.models
+def test_a_slot_holds_twice_the_largest_system_with_the_embedded_models(magnitude_home: Path) -> None:
+    """It cannot grow in the field. The largest system is that of the limit, which the Debian image has to keep."""
+    proof = (CHECKOUT / "tests/system/image/test_image_boots.py").read_text()
+    (limit,) = re.findall(r"(?m)^ROOT_BYTES = ([\d_]+)$", proof)
+    models = sum(
+        path.stat().st_size
+        for model in MODELS
+        for path in (magnitude_home / "models" / model.name).rglob("*")
+        if path.is_file()
+    )
+    assert 2 * (int(limit) + models) <= mebibytes("MAGNITUDE_ROOT_SIZE") << 20
+
+
+def test_the_text_says_what_the_partitions_take() -> None:
+    begin = max(int(part["align"]) for path in LAYOUTS for part in parts(path) if "align" in part) // 1024
+    sizes = [mebibytes(f"MAGNITUDE_{name}_SIZE") for name in ("BOOT", "ROOT", "ROOT", "DATA")]
+    (said,) = re.findall(r"an image's partitions take\s+([\d.]+) GB", (CHECKOUT / "docs/image.md").read_text())
+    assert float(said) == round((begin + sum(sizes)) * (1 << 20) / 1e9, 1)
