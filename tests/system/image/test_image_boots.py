@@ -89,13 +89,16 @@ def test_the_other_model_of_the_image_answers_too(booted: Booted) -> None:
 
 
 @pytest.mark.models
-def test_a_model_that_is_imported_on_the_device_is_served(booted: Booted, tmp_path: Path) -> None:
+def test_a_model_that_is_imported_on_the_device_is_served(built: Built, booted: Booted, tmp_path: Path) -> None:
     source = tmp_path / "mine.gguf"
     tiny_gguf.write_whole(source)
     booted.machine.check(
-        "magnitude import /tmp/mine.gguf --name mine", files={"/tmp/mine.gguf": source.read_bytes()}, timeout_s=BOOT_S
+        "magnitude import /tmp/mine.gguf --name mine && systemctl restart magnitude",
+        files={"/tmp/mine.gguf": source.read_bytes()},
+        timeout_s=BOOT_S,
     )
-    reply = booted.client.post("/v1/completions", json={"model": "mine", "prompt": "abc", "max_tokens": 2})
+    with booted.machine.wait_client(built.api_key) as client:
+        reply = client.post("/v1/completions", json={"model": "mine", "prompt": "abc", "max_tokens": 2})
     assert reply.status_code == 200, reply.text
 
 
