@@ -1,6 +1,6 @@
 """Updates of a running image: a good one is taken, one that cannot infer is not, whatever is broken in it.
 
-Takes an hour and more: not part of CI.
+Takes hours: not part of CI.
 
 pytest -m on_demand tests/system/image/test_image_updates.py
 """
@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import pytest
-from broken_slots import BROKEN, break_slot
+from broken_slots import BROKEN, break_slot, hurry_slot
 from image_machine import BOOT_S, ImageMachine, extra_disk
 from tested_image import BAD, DATA_MIB, GOOD, SLOT_MIB, ImageUnderTest
 
@@ -142,6 +142,16 @@ def test_a_good_update_is_taken_and_its_newer_state_does_not_break_the_older_ver
         assert machine.check("cat /etc/machine-id") == story.machine_id
         left = machine.check("cd /var/lib/magnitude && find state* -type f | sort", timeout_s=BOOT_S)
         assert set(newer.split()) <= set(left.split())
+
+
+def test_a_slot_that_is_whole_passes_with_the_patience_that_broken_ones_get(
+    installed: Path, tested: ImageUnderTest, tmp_path: Path
+) -> None:
+    """Without this one the next could be true because the check gave up too early."""
+    hurry_slot(installed, SLOT_MIB, DATA_MIB)
+    with ImageMachine(tested.architecture, qemu.disk(installed), tmp_path / "run") as machine:
+        machine.wait_confirmed("B")
+        assert machine.boots() == "B"
 
 
 @pytest.mark.parametrize("kind", BROKEN)
