@@ -12,34 +12,20 @@ from __future__ import annotations
 import random
 import subprocess
 from pathlib import Path
-from typing import NamedTuple
 
 import pytest
 from image_machine import BOOT_S, ImageMachine, extra_disk, overlay_disk
-from power_cut import Request, disks_after, read_log
-from tested_image import DATA_MIB, SLOT_MIB, ImageUnderTest
-
-from image.guest.partitions import MIB, layout, offsets
+from power_cut import disks_after, read_log
+from tested_image import ImageUnderTest
+from update_cuts import CUTS_BESIDE_DECISIONS, CUTS_WHILE_WRITING, Recording, moments, partition_of
 
 pytestmark = [pytest.mark.system, pytest.mark.on_demand]
 
-# What is written into the boot loader's environment decides which slot is booted: the power fails on both sides of
-# the last six of these writes (A confirmed, B being written, B whole, B tried, B confirmed among them).
-CUTS_WHILE_WRITING, CUTS_BESIDE_DECISIONS = 8, 12
 # Of these so many go on to an answer: every one of them would take hours in emulation.
 TO_AN_ANSWER = 4
 # While an update is recorded the service would only take time: what is cut is between boot loader, RAUC and disk.
 QUIET = "magnitude.service magnitude.socket magnitude-boot-check.service magnitude-self-test.service"
-ENVIRONMENT = b"# GRUB Environment Block"
 LOG_BYTES = 8 << 30  # sparse
-
-
-class Recording(NamedTuple):
-    """A disk as the image has it, everything that was written to it, and which of that belongs to the update."""
-
-    base: Path
-    requests: list[Request]
-    begin: int
 
 
 @pytest.fixture(scope="module")
@@ -63,6 +49,8 @@ def recording(tested: ImageUnderTest, tmp_path_factory: pytest.TempPathFactory) 
         for slot in "AB":
             assert machine.slot() == slot
             machine.check(f"systemctl mask --runtime --now {QUIET}", timeout_s=BOOT_S)
+            # The agent answers before these are there, and RAUC needs both.
+            machine.until("systemctl is-active --quiet dbus.socket && mountpoint -q /boot/firmware", timeout_s=BOOT_S)
             # What the check of a boot does when it has passed.
             machine.check("rauc status mark-good", timeout_s=BOOT_S)
             if slot == "A":
@@ -73,30 +61,8 @@ def recording(tested: ImageUnderTest, tmp_path_factory: pytest.TempPathFactory) 
     requests = read_log(log)
     log.unlink()
     disk.unlink()
-    begin = next(index for index, request in enumerate(requests) if _partition(request) == "root-b")
+    begin = next(index for index, request in enumerate(requests) if partition_of(request) == "root-b")
     return Recording(base, requests, begin)
-
-
-def _partition(request: Request) -> str:
-    """The partition that a request writes to; "" for none."""
-    partitions = layout(SLOT_MIB * MIB, DATA_MIB * MIB)
-    begin = offsets(partitions)
-    for one in partitions:
-        if request.data and begin[one.name] <= request.offset < begin[one.name] + one.size_bytes:
-            return one.name
-    return ""
-
-
-def moments(recording: Recording, rng: random.Random) -> list[int]:
-    """Numbers of the requests before which the power fails, in rising order."""
-    numbers = range(len(recording.requests))
-    decisions = [at for at in numbers if ENVIRONMENT in recording.requests[at].data[:4096]]
-    beside = sorted({moment for at in decisions for moment in (at, at + 1)})
-    writing = [at for at in numbers[recording.begin :] if _partition(recording.requests[at]) == "root-b"]
-    chosen = set(rng.sample(writing, CUTS_WHILE_WRITING))
-    # From the end: what the update decides comes after what the first boot did.
-    chosen |= set(beside[-CUTS_BESIDE_DECISIONS:])
-    return sorted(chosen)
 
 
 @pytest.fixture(scope="module")
@@ -117,6 +83,8 @@ def test_a_machine_that_loses_power_during_an_update_boots_at_the_first_attempt(
             assert machine.boots() == slot, f"cut before request {moment}"
             for place in ("/data", "/var/lib/magnitude", "/var/lib/rauc", "/etc/magnitude"):
                 machine.check(f"mountpoint -q {place} && test -w {place}", timeout_s=BOOT_S)
+            # Nothing waits for this partition, so it may come after the agent.
+            machine.until("mountpoint -q /boot/firmware", timeout_s=BOOT_S)
             assert f"{slot}_OK=1" in machine.check("grub-editenv /boot/firmware/grub/grubenv list")
         changed.unlink()
         slots += slot
