@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import argparse
 import hashlib
-import inspect
 import os
 import secrets
 import shutil
@@ -22,8 +21,6 @@ from image.guest import file_systems, qemu, tree, workshop
 from image.guest.bundle import make_bundle, make_key
 from image.guest.debian import (
     CHECKOUT,
-    GLIBC_MINORS,
-    LEFT_OUT,
     MACHINES,
     BuildFailed,
     build_wheel,
@@ -35,9 +32,9 @@ from image.guest.debian import (
     only_one,
     own_architecture,
     run,
-    wheel_options,
 )
 from image.guest.partitions import MIB, layout, write_disk
+from image.guest.recipe import recipe_of
 from image.guest.workshop import Workshop
 
 MODELS = ("smollm2-135m-instruct", "all-minilm-l6-v2")
@@ -98,27 +95,48 @@ def why_not(architecture: str) -> str:
     return ""
 
 
+class Keys(NamedTuple):
+    """What the parts of `Parts` are kept under: each changes with all that its part is made of. (What is fetched from
+    the archives is not told apart; `KEEP_S` says how long it may lie.)"""
+
+    tools: str
+    base: str
+    site: str
+    boot: str
+
+
+def keys_of(architecture: str) -> Keys:
+    """The keys of what this checkout makes for `architecture`; tools are this machine's own, whatever is made with
+    them."""
+
+    def of(step: Callable[..., object], *further: str) -> str:
+        # How a program is started, and what is said when it fails, changes nothing about what it makes.
+        return key_of(*recipe_of(step, without=(run, BuildFailed)), *further)
+
+    base = of(tree.make_base, architecture)
+    return Keys(
+        tools=of(workshop.make_workshop, tree.SUITE),
+        base=base,
+        # For the Python that is in the base.
+        site=of(tree.make_site, base, *dependencies("import")),
+        boot=of(tree.fetch_boot_parts, architecture, *contents([tree.FILES / "init"])),
+    )
+
+
 def kept_parts(cache: Path, architecture: str) -> Parts:
     """Tools, base, Python packages and kernel, from the cache or made now. Raises `BuildFailed`."""
-    common = [tree.SUITE, *LEFT_OUT]
-    base_key = key_of(*common, inspect.getsource(tree.make_base), *tree.PACKAGES)
-    site_recipe = [inspect.getsource(tree.make_site), inspect.getsource(wheel_options)]
-    site_key = key_of(tree.SUITE, *site_recipe, *map(str, GLIBC_MINORS), *dependencies("import"))
-    boot_recipe = [inspect.getsource(tree.fetch_boot_parts), tree.KERNELS[architecture]]
-    boot_files = [f"image/guest/{name}" for name in ("kernel.py", "trimming.py", "files/init")]
-    boot_key = key_of(*common, *boot_recipe, *contents(boot_files))
-    tools_key = key_of(*common, *workshop.PACKAGES)
+    keys = keys_of(architecture)
     with only_one(cache):
         drop_old(cache, KEEP_S)
         tools = cached(
-            cache / f"tools-{tree.SUITE}-{tools_key}", lambda folder: workshop.make_workshop(folder, tree.SUITE)
+            cache / f"tools-{tree.SUITE}-{keys.tools}", lambda folder: workshop.make_workshop(folder, tree.SUITE)
         )
-        base = cached(cache / f"base-{architecture}-{base_key}", lambda folder: tree.make_base(folder, architecture))
+        base = cached(cache / f"base-{architecture}-{keys.base}", lambda folder: tree.make_base(folder, architecture))
         site = cached(
-            cache / f"site-{architecture}-{site_key}", lambda folder: tree.make_site(folder, base, architecture)
+            cache / f"site-{architecture}-{keys.site}", lambda folder: tree.make_site(folder, base, architecture)
         )
         boot = cached(
-            cache / f"boot-{architecture}-{boot_key}", lambda folder: tree.fetch_boot_parts(folder, architecture)
+            cache / f"boot-{architecture}-{keys.boot}", lambda folder: tree.fetch_boot_parts(folder, architecture)
         )
     return Parts(Workshop(tools), base, site, boot)
 

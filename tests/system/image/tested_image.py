@@ -23,6 +23,19 @@ SLOT_MIB = 640
 DATA_MIB = 1024
 BAD = "99.2.0"
 
+# All that goes into the images: what the build reads, and what is put into them here.
+MADE_OF = (
+    *SOURCES,
+    "image",
+    HERE / "tested_image.py",
+    HERE / "ready.py",
+    HERE / "broken_slots.py",
+    BOOT / "guest_agent.py",
+    BOOT / "guest_image.py",  # the agent's unit
+    CHECKOUT / "tests/models/tiny_sources.py",  # the model's source ...
+    *GOLDEN.glob("llama_tied*"),  # ... and what it is made from
+)
+
 # The agent answers as soon as file systems are there, long before the service.
 EARLY = """\
 DefaultDependencies=no
@@ -46,15 +59,7 @@ class ImageUnderTest(NamedTuple):
 def build_tested(architecture: str) -> ImageUnderTest:
     """From the cache, or built now. Raises `BuildFailed`."""
     cache = cache_folder()
-    files = [
-        *SOURCES,
-        "image",
-        HERE / "tested_image.py",
-        HERE / "ready.py",
-        HERE / "broken_slots.py",
-        BOOT / "guest_agent.py",
-    ]
-    key = key_of(architecture, *contents(files))
+    key = key_of(architecture, *contents(MADE_OF))
     cache.mkdir(parents=True, exist_ok=True)
     folder = cache / f"tested-{architecture}-{key}"
     if not folder.exists():
