@@ -179,7 +179,10 @@ def build(
         shutil.rmtree(root)
         slot_image_bytes = (work / "rootfs.ext4").stat().st_size
         if slot_image_bytes > slot_mib * MIB:
-            raise BuildFailed(f"the root takes {slot_image_bytes // MIB} MiB: more than the slots' {slot_mib} MiB")
+            raise BuildFailed(
+                f"the root takes {slot_image_bytes // MIB} MiB: more than the slots' {slot_mib} MiB. --slot-mib "
+                "makes them larger"
+            )
         if bundle:
             made = version or wheel.name.split("-")[1]
             target = out / f"{name}-{made}.raucb"
@@ -240,9 +243,7 @@ def _arguments(given: Sequence[str]) -> argparse.Namespace:
     )
     parser.add_argument("--model", type=Path, action="append", metavar="FOLDER", help="put this model into the image")
     parser.add_argument("--no-models", action="store_true", help="leave the embedded models out")
-    parser.add_argument("--overlay", type=Path, metavar="FOLDER", help="put its files over those of the root")
     parser.add_argument("--slot-mib", type=int, default=SLOT_MIB, help="size of each of the two slots")
-    parser.add_argument("--data-mib", type=int, default=DATA_MIB, help="size of the data partition")
     return parser.parse_args(given)
 
 
@@ -256,11 +257,9 @@ def main(given: Sequence[str]) -> int:
             asked.architecture,
             out,
             models=models,
-            overlay=asked.overlay,
             version=asked.version,
             bundle=asked.bundle,
             slot_mib=asked.slot_mib,
-            data_mib=asked.data_mib,
         )
     except BuildFailed as error:
         print(f"error: {error}", file=sys.stderr)

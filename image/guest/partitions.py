@@ -15,6 +15,8 @@ BOOT_LABEL, DATA_LABEL = "MAGBOOT", "magnitude-data"
 END_BYTES = MIB
 # Partitions begin at whole MiB: what flash memory likes, and what every tool does.
 FIRST_BYTES = MIB
+# The least that is FAT32 for certain: below 65,525 clusters a driver takes it for FAT16.
+BOOT_BYTES = 64 * MIB
 
 
 class Partition(NamedTuple):
@@ -35,13 +37,10 @@ def uuid_of(number: int) -> str:
     return f"{DISK_ID[:-1]}{number}"
 
 
-def layout(slot_bytes: int, data_bytes: int, boot_bytes: int = 64 * MIB) -> list[Partition]:
-    """The partitions in their order on the disk; sizes in whole MiB.
-
-    64 MiB is the least that is FAT32 for certain: below 65,525 clusters a driver takes it for FAT16.
-    """
+def layout(slot_bytes: int, data_bytes: int) -> list[Partition]:
+    """The partitions in their order on the disk; sizes in whole MiB."""
     return [
-        Partition("boot", 1, boot_bytes, "uefi"),
+        Partition("boot", 1, BOOT_BYTES, "uefi"),
         Partition("root-a", 2, slot_bytes, "linux"),
         Partition("root-b", 3, slot_bytes, "linux"),
         Partition("data", 4, data_bytes, "linux"),

@@ -17,12 +17,12 @@ MEMORY_MB = 3072
 PORT = 11500
 
 
-def machine(architecture: str, *, accelerator: str = "tcg,thread=multi", memory_mb: int = MEMORY_MB) -> list[str]:
-    """The machine without a disk, a network card or a console."""
+def machine(architecture: str) -> list[str]:
+    """The machine without a disk, a network card or a console. Emulated in software, which works everywhere."""
     board, processor = MACHINES[architecture]
     return [
         PROGRAMS[architecture],
-        *("-machine", board, "-accel", accelerator, "-cpu", processor, "-smp", "2", "-m", str(memory_mb)),
+        *("-machine", board, "-accel", "tcg,thread=multi", "-cpu", processor, "-smp", "2", "-m", str(MEMORY_MB)),
         *_firmware(architecture),
         *("-nodefaults", "-no-user-config", "-display", "none"),
         *("-device", "virtio-rng-pci"),
@@ -53,7 +53,7 @@ def disk(path: Path) -> list[str]:
     ]
 
 
-def command(architecture: str, image: Path, *, port: int = PORT) -> str:
+def command(architecture: str, image: Path) -> str:
     """One line for a person: the console is the terminal, Ctrl-A X ends the machine."""
-    words: Sequence[str] = [*machine(architecture), *network(port), *disk(image), "-serial", "mon:stdio"]
+    words: Sequence[str] = [*machine(architecture), *network(PORT), *disk(image), "-serial", "mon:stdio"]
     return shlex.join(words)

@@ -104,7 +104,7 @@ def _writes_newer_state(sources: Path) -> None:
 
 
 def write_overlay(folder: Path, files: Files | None = None) -> Path:
-    """Files for `--overlay`: the agent, a look whether the service answers, and `files`."""
+    """Files that are put over those of the root: the agent, a look whether the service answers, and `files`."""
     tools = folder / "opt/test"
     tools.mkdir(parents=True)
     shutil.copy(BOOT / "guest_agent.py", tools)
