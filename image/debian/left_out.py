@@ -1,4 +1,4 @@
-"""What images and packages leave out of Python packages and of Debian, and why.
+"""What images and Debian packages leave out of Python packages, and why. (Of Debian: image/guest/trimming.py.)
 
 One list for all that is built from wheels, so that what the tests prove of one holds for the others. Nothing is
 stripped of symbols: wheels come stripped but for a few megabytes, and `strip` breaks libraries whose paths have been
