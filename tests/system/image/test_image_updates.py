@@ -21,10 +21,13 @@ from tested_image import BAD, DATA_MIB, GOOD, SLOT_MIB, ImageUnderTest
 from image.guest import qemu
 from image.guest.build import Parts
 from image.guest.bundle import make_bundle, make_key
+from magnitude.schedule.golden_gate import VERDICTS_SCHEMA
 
 pytestmark = [pytest.mark.system, pytest.mark.on_demand]
 
 KEPT = "/var/lib/magnitude/kept"
+# Which models were proved here: written once, by the service, in the version's own form.
+PROOFS = "/var/lib/magnitude/golden.json"
 
 
 class Story(NamedTuple):
@@ -133,15 +136,17 @@ def test_a_good_update_is_taken_and_its_newer_state_does_not_break_the_older_ver
         assert GOOD in machine.check("magnitude --version", timeout_s=BOOT_S)
         assert machine.check(f"cat {KEPT}") == "kept\n"
         assert machine.check("cat /etc/machine-id") == story.machine_id
-        newer = machine.check("cd /var/lib/magnitude && find state* -type f | sort", timeout_s=BOOT_S)
+        assert json.loads(machine.check(f"cat {PROOFS}"))["schema"] == VERDICTS_SCHEMA + 1
+        newer = machine.check(f"sha256sum <{PROOFS}")
         # Back to the one before, as an admin does it. What it cannot read it leaves alone.
         machine.check("rauc status mark-active other", timeout_s=BOOT_S)
         assert machine.reboot() == "BA"
         machine.wait_confirmed("A")
         machine.wait_ready()
         assert machine.check("cat /etc/machine-id") == story.machine_id
-        left = machine.check("cd /var/lib/magnitude && find state* -type f | sort", timeout_s=BOOT_S)
-        assert set(newer.split()) <= set(left.split())
+        # For the newer version, should it come back; its own is in use again.
+        assert machine.check(f"sha256sum <{PROOFS}.schema-{VERDICTS_SCHEMA + 1}") == newer
+        assert json.loads(machine.check(f"cat {PROOFS}"))["schema"] == VERDICTS_SCHEMA
 
 
 def test_a_slot_that_is_whole_passes_with_the_patience_that_broken_ones_get(
