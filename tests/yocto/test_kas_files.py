@@ -22,6 +22,7 @@ FILES = sorted(KAS.rglob("*.yml"))
 MACHINES = sorted((KAS / "machine").glob("*.yml"))
 SERIES = series(read_layer())
 BITBAKE_BRANCH = read_kas(KAS / "base.yml").repos["bitbake"].branch
+PAGE = (ROOT / "docs/image.md").read_text()
 # The collections that layers call themselves, by repository and folder.
 COLLECTIONS = {
     ("openembedded-core", "meta"): "core",
@@ -96,8 +97,17 @@ def test_every_text_names_the_same_series_bitbake_and_python() -> None:
     assert list(named(r"Yocto (\S+ LTS)").values()) == [everywhere]
 
 
+def test_the_texts_name_every_clone_that_a_build_reads() -> None:
+    clones = {name for path in FILES for name in read(path).get("repos", {})} - {"magnitude"}
+    (listed,) = re.findall(r"`~/layers` holds clones named (.*?)\. It needs", PAGE, flags=re.S)
+    assert set(re.findall(r"`([\w-]+)`", listed)) == clones
+    rows = re.findall(r"(?m)^\| ([^|]*) \| \w+ \|", (LAYER / "README.md").read_text())
+    assert {name for row in rows for name in re.findall(r"[\w-]+", row)} >= clones
+    assert clones <= set(re.findall(r"[\w-]+", (ROOT / "yocto/checks/command.py").read_text()))
+
+
 def test_building_by_hand_sets_what_the_kas_files_set() -> None:
-    (block,) = re.findall(r"set in `local\.conf`\n\n```\n(.*?)```", (ROOT / "docs/image.md").read_text(), flags=re.S)
+    (block,) = re.findall(r"set in `local\.conf`\n\n```\n(.*?)```", PAGE, flags=re.S)
     said = dict(re.findall(r'(?m)^(\w+) = "(.*)"$', block))
     of_machines = "".join(text for path in MACHINES for text in read(path).get("local_conf_header", {}).values())
     given = {name: value.strip() for name, value in re.findall(r'(?m)^(\w+)(?::append)? = "(.*)"$', of_machines)}
