@@ -21,6 +21,7 @@ GRUB_MODULES = (
     "fat",
     "ext2",
     "normal",
+    "configfile",  # `source`
     "linux",
     "test",
     "regexp",
