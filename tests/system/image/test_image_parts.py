@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from image.guest import qemu
 from image.guest.debian import CHECKOUT
-from image.guest.file_systems import FIRST_ENVIRONMENT, environment
+from image.guest.file_systems import FIRST_ENVIRONMENT, GRUB_MODULES, environment
 from image.guest.partitions import DISK_ID, MIB, disk_bytes, layout, offsets, table, uuid_of
 from image.guest.tree import FILES, LINKS, MOUNT_POINTS, fill_in, links_to
 
@@ -145,6 +145,27 @@ def test_nothing_is_left_to_be_filled_in(name: str) -> None:
     assert not re.search(r"@[A-Z_]+@", text)
     with pytest.raises(KeyError):
         fill_in((FILES / name).read_text(), {})
+
+
+# The module that brings a command of GRUB (its manual, "Commands"); "" for what its kernel, or a script itself, has.
+GRUB_COMMANDS = {
+    **dict.fromkeys(("set", "for", "done", "fi"), ""),
+    **dict.fromkeys(("load_env", "save_env"), "loadenv"),
+    **dict.fromkeys(("linux", "initrd"), "linux"),
+    **{"[": "test", "boot": "", "source": "configfile"},
+    **{name: name for name in ("echo", "reboot", "regexp", "sleep")},
+}
+
+
+def test_the_boot_loader_has_every_command_that_its_script_gives() -> None:
+    """One that is missing fails at each boot, and says so to nobody: the script goes on with the next line."""
+    text = re.sub(r"(?m)^\s*#.*$", "", (FILES / "grub.cfg").read_text())
+    keywords = {"if", "then", "else", "do"}
+    lines = [line.split() for line in re.split(r"[;\n]", text) if line.strip()]
+    given = {next(word for word in line if word not in keywords) for line in lines if set(line) - keywords}
+    assert given <= set(GRUB_COMMANDS)
+    assert {"load_env", "regexp", "source", "initrd", "[", "boot", "reboot"} <= given
+    assert {GRUB_COMMANDS[name] for name in given} - {""} <= set(GRUB_MODULES)
 
 
 def test_only_the_boot_partition_may_be_missing() -> None:
