@@ -7,48 +7,19 @@ The slots of these disks are empty, so that each boot ends in the boot loader, w
 
 from __future__ import annotations
 
-import re
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 from image_machine import ImageMachine
 
 from image.guest import qemu
-from image.guest.build import Parts, cache_folder, kept_parts
-from image.guest.file_systems import EFI_NAMES, GRUB_MODULES, make_boot_image
+from image.guest.build import Parts
+from image.guest.file_systems import make_boot_image
 from image.guest.partitions import MIB, layout, write_disk
-from image.guest.tree import FILES
 
 pytestmark = [pytest.mark.system, pytest.mark.on_demand]
 
 WHOLE = {"A_OK": "1", "A_TRY": "0", "A_LEFT": "3", "B_OK": "1", "B_TRY": "0", "B_LEFT": "3"}
-
-# Where a command begins in a script of GRUB: at a line's or a statement's beginning, behind a word that opens one.
-COMMAND = re.compile(r"(?m)(?:^|;)\s*(?:(?:if|then|else|do)\s+)*([a-z_]+|\[)")
-# Words of the language, and what GRUB's core has.
-LANGUAGE = {"if", "then", "else", "fi", "for", "do", "done", "set"}
-
-
-@pytest.mark.parametrize("architecture", ["amd64", "arm64"])
-def test_every_command_of_the_script_is_built_in(architecture: str, can_build: Callable[[str], None]) -> None:
-    """One that is not is passed over with a line on the console: the machine starts, and does without."""
-    can_build(architecture)
-    folder = kept_parts(cache_folder(), architecture).boot / "grub" / EFI_NAMES[architecture][1]
-    listed = [line.split(":", 1) for line in (folder / "command.lst").read_text().splitlines()]
-    module_of = {name.lstrip("*"): module.strip() for name, module in listed}
-    needs = dict(line.split(":", 1) for line in (folder / "moddep.lst").read_text().splitlines())
-    built_in: set[str] = set()
-    wanted = list(GRUB_MODULES)
-    while wanted:
-        if (name := wanted.pop()) not in built_in:
-            built_in.add(name)
-            wanted += needs.get(name, "").split()
-    script = re.sub(r"(?m)^\s*#.*$", "", (FILES / "grub.cfg").read_text())
-    commands = set(COMMAND.findall(script)) - LANGUAGE
-    assert {"source", "regexp", "save_env", "initrd", "["} <= commands
-    missing = sorted(name for name in commands if module_of.get(name) not in built_in)
-    assert not missing
 
 
 @pytest.mark.parametrize(
