@@ -8,7 +8,7 @@ from typing import Literal
 import msgspec
 
 from magnitude.update.slots import SlotTool
-from magnitude.update.terms import GiveUp, Known, Reboot, Settle, TrialRecord, Verdict, Wait
+from magnitude.update.terms import GiveUp, Known, Reboot, Settle, TrialRecord, Verdict
 from magnitude.update.trial import decide
 from magnitude.update.trial_file import TrialFile
 
@@ -25,10 +25,11 @@ def settle(verdict: Verdict, tool: SlotTool, file: TrialFile, *, reboot: Callabl
 
     Raises `SlotToolError`; nothing was rebooted then, and the slot is not marked good.
     """
-    known = Known(slots=tool.slots(), record=file.load(), verdict=verdict)
-    decision = decide(known)
-    if isinstance(decision, Reboot) and not file.save(decision.record):
-        decision = decide(msgspec.structs.replace(known, can_record=False))
+    known = Known(slots=tool.slots(), record=file.load())
+    decision = decide(known, verdict)
+    # A mark is recorded once it is there: power lost in between must not leave a record of a mark that is not.
+    if isinstance(decision, Reboot) and not decision.bad and not file.save(decision.record):
+        decision = decide(msgspec.structs.replace(known, can_record=False), verdict)
     match decision:
         case Settle():
             return _settle(decision, known, tool, file, system)
@@ -36,8 +37,6 @@ def settle(verdict: Verdict, tool: SlotTool, file: TrialFile, *, reboot: Callabl
             return _reboot(decision, tool, file, reboot)
         case GiveUp():
             return _given_up(decision)
-        case Wait():
-            raise AssertionError("there is a verdict")
 
 
 def _settle(decision: Settle, known: Known, tool: SlotTool, file: TrialFile, system: str) -> Outcome:
