@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import logging
 import platform
 import shutil
-import subprocess
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -28,7 +28,7 @@ from magnitude.firstboot.takeover import Places
 from magnitude.firstboot.takeover_files import FOLDER, Noted, Outcome, take_over
 from magnitude.paths import SYSTEM_CONFIG
 from magnitude.persist import StateFile, write_atomic
-from magnitude.units.host import run_quietly
+from magnitude.units.host import HostCommandFailed, output_of, run_quietly
 
 _log = logging.getLogger(__name__)
 
@@ -45,7 +45,8 @@ UBOOT_CONFIG = Path("/etc/fw_env.config")
 # Units that last until the next boot.
 RUN_UNITS = Path("/run/systemd/system")
 
-_COMMAND_S = 10.0
+# What is only asked about is asked while people wait for the console: systemd and the kernel answer at once.
+_ASK_S = 10.0
 _SERVERS = "/usr/sbin:/sbin:/usr/bin:/bin"  # whatever PATH says of the former
 
 
@@ -220,7 +221,6 @@ def read_facts(device: Device, unit: str = "magnitude.service", sleep: Callable[
         version=magnitude.__version__,
         host=platform.node(),
         active_state=shown.get("ActiveState", ""),
-        sub_state=shown.get("SubState", ""),
         status_text=shown.get("StatusText", ""),
         exit_status=_number(shown.get("ExecMainStatus", "")),
         restarts=_number(shown.get("NRestarts", "")),
@@ -232,7 +232,7 @@ def read_facts(device: Device, unit: str = "magnitude.service", sleep: Callable[
 
 
 def _unit_state(unit: str) -> dict[str, str]:
-    names = "ActiveState,SubState,StatusText,ExecMainStatus,NRestarts"
+    names = "ActiveState,StatusText,ExecMainStatus,NRestarts"
     lines = _output("systemctl", "show", f"--property={names}", unit).splitlines()
     return dict(line.partition("=")[::2] for line in lines)
 
@@ -256,13 +256,6 @@ def _number(text: str) -> int:
 
 def _output(*command: str) -> str:
     """What a program prints; "" when it is missing or fails."""
-    program = shutil.which(command[0])
-    if program is None:
-        return ""
-    try:
-        done = subprocess.run(
-            (program, *command[1:]), capture_output=True, text=True, timeout=_COMMAND_S, check=False
-        )
-    except (subprocess.TimeoutExpired, OSError):
-        return ""
-    return done.stdout
+    with contextlib.suppress(HostCommandFailed):
+        return output_of(command, within_s=_ASK_S)
+    return ""
