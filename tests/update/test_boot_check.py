@@ -77,6 +77,14 @@ def test_a_service_that_keeps_nothing_does_not_pass(service: SimulatedService) -
     assert "nothing is kept" in report.verdict.reason
 
 
+@pytest.mark.parametrize("name", ["engine_restarts", "persistence", "uptime_s"])
+def test_a_service_that_does_not_say_all_that_is_judged_does_not_pass(service: SimulatedService, name: str) -> None:
+    service.untold = {name}
+    report = service.checked()
+    assert not report.verdict.passed
+    assert name in report.verdict.reason
+
+
 @pytest.mark.parametrize("vector", [[], [0.0, 0.0], [float("nan"), 1.0]])
 def test_a_vector_that_means_nothing_fails_at_once(service: SimulatedService, vector: list[float]) -> None:
     service.vector = vector

@@ -162,17 +162,20 @@ class _Watch:
 
 
 def _read(service: RunningService, clock: Callable[[], float]) -> Reading:
-    """One look. Raises `MagnitudeError` when it does not answer."""
+    """One look. Raises `MagnitudeError` when it does not answer, or not with all that is judged here."""
     ready, said = service.readiness()
-    uptime_s = service.get("/healthz").get("uptime_s")
-    return Reading(
-        at_s=clock(),
-        ready=ready,
-        uptime_s=float(uptime_s) if isinstance(uptime_s, int | float) else None,
-        engine_restarts=int(said.get("engine_restarts", 0)),
-        persistence=said.get("persistence", "on") == "on",
-        reasons=tuple(str(reason) for reason in said.get("reasons", [])),
-    )
+    health = service.get("/healthz")
+    try:
+        return Reading(
+            at_s=clock(),
+            ready=ready,
+            uptime_s=float(health["uptime_s"]),
+            engine_restarts=int(said["engine_restarts"]),
+            persistence=said["persistence"] == "on",
+            reasons=tuple(str(reason) for reason in said.get("reasons", [])),
+        )
+    except (AttributeError, KeyError, TypeError, ValueError) as error:
+        raise MagnitudeError(f"the service's health makes no sense: {error!r}") from error
 
 
 def _proof_finding(proof: Proof) -> Finding:
