@@ -7,7 +7,7 @@ import pytest
 
 from magnitude.errors import ModelError
 from magnitude.models.catalogue import open_folder, scan
-from magnitude.models.importing.staging import put_in_place, remove_leftovers, staging_folder
+from magnitude.models.importing.staging import put_in_place, remove_leftovers, remove_whole, staging_folder
 from magnitude.models.integrity import file_entry, model_hash
 from magnitude.models.manifest import Manifest, SourceEntry, write_manifest
 from magnitude.models.previous import forget_previous, previous_of, put_back, take_the_place
@@ -140,6 +140,24 @@ def test_a_whole_model_has_the_name_in_every_moment(chat: Path) -> None:
     assert {path.name for path in chat.parent.iterdir()} <= {"chat", ".chat.previous"}
     if previous_of(chat).exists():
         put_back(chat)
+
+
+def test_a_removal_that_is_killed_leaves_no_half_model_and_the_next_import_clears_up(chat: Path) -> None:
+    for number in range(2000):
+        (chat / f"{number}").touch()
+    child = os.fork()
+    if not child:
+        try:
+            remove_whole(chat)
+        finally:
+            os._exit(0)
+    while chat.exists():
+        pass
+    os.kill(child, 9)
+    os.waitpid(child, 0)
+    assert scan(chat.parent) == []
+    remove_leftovers(chat.parent)
+    assert list(chat.parent.iterdir()) == []
 
 
 def test_a_file_system_without_hard_links_keeps_the_predecessor_as_well(

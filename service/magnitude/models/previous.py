@@ -18,7 +18,7 @@ from pathlib import Path
 
 from magnitude.errors import ModelError
 from magnitude.models.description import ModelDescription
-from magnitude.models.importing.staging import staging_folder
+from magnitude.models.importing.staging import remove_whole, staging_folder
 from magnitude.models.integrity import check_integrity
 from magnitude.models.manifest import MANIFEST_FILE, read_manifest
 from magnitude.persist import sync_folder
@@ -142,12 +142,12 @@ def _kept(folder: Path, previous: Path) -> bool:
 
 
 def _forget(previous: Path) -> bool:
-    """Renamed first: a removal that is cut short leaves no half model under the name. Raises `OSError`."""
-    if previous.is_symlink():
-        previous.unlink()
-        return True
-    if not previous.is_dir():
+    """Whether there was anything. Raises `OSError`; the predecessor is as it was then."""
+    if not previous.is_symlink() and not previous.is_dir():
         return False
-    with staging_folder(previous.parent, "previous") as grave:
-        previous.rename(grave / previous.name)
+    try:
+        remove_whole(previous)
+    except OSError:
+        if previous.is_symlink() or previous.is_dir():
+            raise  # otherwise what is left of it has another name, and is nobody's predecessor
     return True
