@@ -89,6 +89,16 @@ def test_a_damaged_predecessor_is_not_put_back(chat: Path) -> None:
     assert weights(chat) == b"second"
 
 
+def test_advice_about_a_damaged_predecessor_names_nothing_that_other_verbs_refuse(chat: Path) -> None:
+    replaced(chat.parent, b"second")
+    (previous_of(chat) / "model.onnx").unlink()
+    with pytest.raises(ModelError) as caught:
+        put_back(chat)
+    assert "rm" not in caught.value.hint.split()
+    assert ".previous" not in caught.value.hint
+    assert "x.onnx" in caught.value.hint
+
+
 def test_without_a_predecessor_there_is_nothing_to_put_back(chat: Path) -> None:
     with pytest.raises(ModelError, match="no earlier 'chat'"):
         put_back(chat)

@@ -19,7 +19,7 @@ from pathlib import Path
 from magnitude.errors import ModelError
 from magnitude.models.description import ModelDescription
 from magnitude.models.importing.staging import remove_whole, staging_folder
-from magnitude.models.integrity import check_integrity
+from magnitude.models.integrity import damaged_files
 from magnitude.models.manifest import MANIFEST_FILE, read_manifest
 from magnitude.persist import sync_folder
 
@@ -72,7 +72,13 @@ def put_back(folder: Path) -> None:
             param=folder.name,
         )
     if (previous / MANIFEST_FILE).exists():
-        check_integrity(previous, read_manifest(previous), deep=True)
+        manifest = read_manifest(previous)
+        if damaged := damaged_files(previous, manifest, deep=True):
+            raise ModelError(
+                damaged[0],
+                hint=f"The present model stays; import {manifest.source.file} again (`--replace`) for the earlier one",
+                param=folder.name,
+            )
     try:
         if not folder.exists() and not folder.is_symlink():
             previous.rename(folder)
