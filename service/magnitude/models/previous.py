@@ -76,7 +76,7 @@ def put_back(folder: Path) -> None:
         if damaged := damaged_files(previous, manifest, deep=True):
             raise ModelError(
                 damaged[0],
-                hint=f"The present model stays; import {manifest.source.file} again (`--replace`) for the earlier one",
+                hint=f"The present model stays; for the earlier one import {manifest.source.file} (`--replace`)",
                 param=folder.name,
             )
     try:
