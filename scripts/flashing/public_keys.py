@@ -22,6 +22,9 @@ TYPES = (
 )
 # The board takes no shorter ones.
 _RSA_BITS = 2048
+# Options in front of a key end at the first blank outside of quotes, in which `\"` is no quote.
+_OPTION = r'[A-Za-z0-9-]+(?:="(?:[^"\\]|\\"|\\(?!"))*")?'
+_OPTIONS = re.compile(rf"^{_OPTION}(?:,{_OPTION})*[ \t]+")
 
 
 def key_lines(text: str) -> list[str]:
@@ -41,7 +44,7 @@ def _wrong_with(line: str) -> str:
     """Why `line` is no key; "" when it is one."""
     words = _words(line)
     if words[0] not in TYPES:
-        words = _words(line[_options_end(line) :].lstrip(" \t"))
+        words = _words(_OPTIONS.sub("", line, count=1))
     if words[0] not in TYPES:
         return "is no public key of a kind that the board takes"
     parts = _parts(_decoded(words[1] if len(words) > 1 else ""))
@@ -54,18 +57,6 @@ def _wrong_with(line: str) -> str:
 
 def _words(text: str) -> list[str]:
     return re.split("[ \t]+", text, maxsplit=2)
-
-
-def _options_end(line: str) -> int:
-    """Where the options in front of a key end: at the first blank outside of quotes, in which `\\"` is no quote."""
-    at, quoted = 0, False
-    while at < len(line) and (quoted or line[at] not in " \t"):
-        if line.startswith('\\"', at):
-            at += 1
-        elif line[at] == '"':
-            quoted = not quoted
-        at += 1
-    return at
 
 
 def _decoded(text: str) -> bytes:

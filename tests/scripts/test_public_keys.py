@@ -38,9 +38,12 @@ TAKEN = {
     "more blanks than one": (f"  restrict\t{ED25519.replace(' ', '  ', 1)}", 1),
 }
 REFUSED = {
+    "a semicolon is no comment": f"; {ED25519}",
+    "a quote that ends too late": f'from="10.0.0.1 {ED25519}"',
     "prose": "ssh me the key for ssh-ed25519",
-    "a comment behind it is none": f"{ED25519}\n; {ED25519}",
+    "no comment either": f"{ED25519}\n// {ED25519}",
     "a key that is only quoted": f'command="{ED25519}"',
+    "a quote that is one of the option's own": f'command="x\\" {ED25519}',
     "a quote that does not end": f'command="x {ED25519}',
     "a broken line": ED25519.replace(" ", "\n", 1),
     "cut off": ED25519[:40],

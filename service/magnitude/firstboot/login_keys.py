@@ -20,6 +20,9 @@ _TYPES = (
 )
 # OpenSSH refuses shorter ones (RequiredRSASize defaults to 1024; 2048 is what is still made anywhere).
 _RSA_BITS = 2048
+# Options in front of a key end at the first blank outside of quotes, in which `\"` is no quote.
+_OPTION = r'[A-Za-z0-9-]+(?:="(?:[^"\\]|\\"|\\(?!"))*")?'
+_OPTIONS = re.compile(rf"^{_OPTION}(?:,{_OPTION})*[ \t]+")
 
 
 def parse_login_keys(text: str) -> str:
@@ -50,7 +53,7 @@ def parse_login_keys(text: str) -> str:
 def _check(line: str, number: int) -> None:
     fields = _fields(line)
     if fields[0] not in _TYPES:
-        fields = _fields(line[_options_end(line) :].lstrip(" \t"))
+        fields = _fields(_OPTIONS.sub("", line, count=1))
     if fields[0] not in _TYPES:
         raise Refused(
             f"Line {number} names no type of key that is accepted",
@@ -67,18 +70,6 @@ def _check(line: str, number: int) -> None:
 
 def _fields(text: str) -> list[str]:
     return re.split("[ \t]+", text, maxsplit=2)
-
-
-def _options_end(line: str) -> int:
-    """Where the options in front of a key end: at the first blank outside of quotes, in which `\\"` is no quote."""
-    at, quoted = 0, False
-    while at < len(line) and (quoted or line[at] not in " \t"):
-        if line.startswith('\\"', at):
-            at += 1
-        elif line[at] == '"':
-            quoted = not quoted
-        at += 1
-    return at
 
 
 def _decoded(text: str) -> bytes:
