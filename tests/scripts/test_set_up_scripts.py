@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import shutil
 import subprocess
 import tempfile
@@ -146,6 +147,18 @@ def test_help_needs_nothing(machine: Path, script: str) -> None:
     assert result.returncode == 0
     assert f"scripts/{script}" in result.stdout
     assert "MAGNITUDE_HOME" in result.stdout
+
+
+# Debian's packages with the programs that scripts/flash looks for.
+PACKAGES = {"bmaptool": "bmap-tools", "mcopy": "mtools", "zstd": "zstd"}
+
+
+def test_what_scripts_flash_can_use_is_installed_for_its_tests() -> None:
+    sources = "".join(path.read_text() for path in (SCRIPTS / "flashing").glob("*.py"))
+    looked_for = set(re.findall(r'shutil\.which\("([^"]+)"\)', sources))
+    assert looked_for == set(PACKAGES)
+    listed = re.findall(r"(?m)^packages\+?=\((.*)\)$", (SCRIPTS / "system-test-setup").read_text())
+    assert set(PACKAGES.values()) <= {package for line in listed for package in line.split()}
 
 
 def test_a_home_too_deep_for_a_socket_is_refused_before_any_work(machine: Path) -> None:
