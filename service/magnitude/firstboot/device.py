@@ -137,8 +137,10 @@ def _open_socket(device: Device, run: Run) -> None:
         write_atomic(path, wanted.text.encode())
     else:
         path.unlink()
-    # The service waits for the socket, and this for neither: it runs before both are up.
-    for command in (("systemctl", "daemon-reload"), ("systemctl", "--no-block", "try-restart", "magnitude.socket")):
+    # A socket is not started while its service runs, so both are, in one transaction; what does not run yet, as at a
+    # boot, is left. Nothing is waited for: the service starts after this.
+    units = ("magnitude.socket", "magnitude.service")
+    for command in (("systemctl", "daemon-reload"), ("systemctl", "--no-block", "try-restart", *units)):
         failure = run(command)
         if failure is not None:
             raise OSError(failure)
