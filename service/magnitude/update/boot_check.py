@@ -96,9 +96,9 @@ class _Watch:
         try:
             with around.connect() as service:
                 self._reading = _read(service, around.clock)
-                breaks = self._steady.breaks
+                before_s = self._steady.since_s
                 self._steady = observe(self._steady, self._reading)
-                if self._steady.breaks != breaks:
+                if before_s is not None and self._steady.since_s != before_s:
                     self._proofs = None  # another process: it is to show it anew
                     self._say(self._steady.breaks[-1])
                 if self._steady.since_s is not None and self._proofs is None:
@@ -106,7 +106,7 @@ class _Watch:
         except MagnitudeError as error:
             self._reading = Reading(at_s=around.clock(), reasons=(error.message,))
             self._steady = observe(self._steady, self._reading)
-            self._proofs = None if self._steady.since_s is None else self._proofs
+            self._proofs = None
         if self._proofs is not None and self._steady.green_s(around.clock()) >= around.steady_s:
             self.outcome = self._judged()
 
