@@ -154,6 +154,15 @@ def test_the_helper_is_told_what_was_proved_and_its_count_begins_anew(device: De
     assert not (device.data / HELPER_REBOOTS).exists()
 
 
+def test_a_helper_that_cannot_be_told_is_no_failure_and_is_said(device: Device) -> None:
+    device.updated()
+    (device.data / PROVED).unlink()
+    (device.data / PROVED / "in the way").mkdir(parents=True)
+    outcome = device.checked(PASSED)
+    assert outcome.end == "good"
+    assert any("could not be kept" in line for line in outcome.said)
+
+
 def test_looking_at_the_record_changes_nothing(device: Device) -> None:
     device.updated()
     (device.data / RECORD).write_bytes(b"torn")

@@ -149,9 +149,9 @@ def _open_socket(device: Device, run: Run) -> None:
 def _say(outcome: Outcome) -> None:
     if outcome.result == "rejected":
         _log.warning("%s was not taken over: %s", outcome.name, outcome.detail)
-    elif outcome.result == "taken" or not outcome.detail:
+    elif outcome.result == "taken" or (outcome.result == "finished" and not outcome.detail):
         _log.info("%s was taken over", outcome.name)
-    else:
+    elif outcome.result == "finished":
         _log.info("%s was taken over before; %s", outcome.name, outcome.detail)
 
 

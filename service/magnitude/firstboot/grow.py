@@ -15,6 +15,9 @@ from magnitude.units.host import HostCommandFailed, output_of
 DATA_MOUNT = Path("/data")
 # sysfs counts in these, whatever the disk's own sectors are.
 _SYSFS_SECTOR_BYTES = 512
+# A file system on a card of 1 TB grows for tens of seconds, on a slow card for some times as long. Less than the unit
+# gives it (TimeoutStartSec=), so that it is this that says what took too long.
+GROW_S = 540.0
 _GROWFS = (Path("/usr/lib/systemd/systemd-growfs"), Path("/lib/systemd/systemd-growfs"))
 
 # Runs sfdisk with a text on its standard input; what it prints. Raises `GrowFailed`.

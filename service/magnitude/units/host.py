@@ -122,10 +122,10 @@ def lies_in_home(paths: Sequence[Path]) -> bool:
     return any(path.is_relative_to(home) for path in paths for home in _HOMES)
 
 
-def run_quietly(command: Sequence[str]) -> str | None:
-    """Run `command`; None when it worked, otherwise why not."""
+def run_quietly(command: Sequence[str], within_s: float = COMMAND_S) -> str | None:
+    """Run `command`; None when it worked, otherwise why not, also when it did not end `within_s`."""
     try:
-        output_of(command)
+        output_of(command, within_s=within_s)
     except HostCommandFailed as error:
         return error.message
     return None

@@ -48,7 +48,8 @@ def _settle(decision: Settle, known: Known, tool: SlotTool, file: TrialFile, sys
     if decision.record != known.record and not file.save(decision.record):
         said.append(f"That the slot was proved could not be kept: {file.off}.")
     tool.mark_good(decision.good)
-    file.tell_helper(slot.bootname, system)
+    if not file.tell_helper(slot.bootname, system):
+        said.append(f"The record for a check that cannot be made could not be kept in {file.folder}.")
     said.insert(0, f"Slot {slot.bootname} is marked good.")
     for name in decision.bad:
         tool.mark_bad(name)
