@@ -170,6 +170,16 @@ def test_a_removal_that_is_killed_leaves_no_half_model_and_the_next_import_clear
     assert list(chat.parent.iterdir()) == []
 
 
+def test_a_model_that_was_replaced_while_it_served_is_not_forgotten_for_having_been_good(chat: Path) -> None:
+    """An engine is started anew beside the old description; that it once computed right says nothing of the new."""
+    served = open_folder(chat)
+    replaced(chat.parent, b"second")
+    assert not forget_previous(served)
+    assert weights(previous_of(chat)) == b"first"
+    assert forget_previous(open_folder(chat))
+    assert not previous_of(chat).exists()
+
+
 def test_a_file_system_without_hard_links_keeps_the_predecessor_as_well(
     chat: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

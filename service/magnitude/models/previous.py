@@ -16,7 +16,8 @@ import os
 import shutil
 from pathlib import Path
 
-from magnitude.errors import ModelError
+from magnitude.errors import MagnitudeError, ModelError
+from magnitude.models.catalogue import open_folder
 from magnitude.models.description import ModelDescription
 from magnitude.models.importing.staging import remove_whole, staging_folder
 from magnitude.models.integrity import damaged_files
@@ -94,10 +95,18 @@ def put_back(folder: Path) -> None:
 
 
 def forget_previous(model: ModelDescription) -> bool:
-    """Remove what the model has replaced. Whether there was anything, and it could be removed. Blocks."""
+    """Remove what the model has replaced. Whether there was anything, and it could be removed. Blocks.
+
+    A model that has been replaced itself since it was described says nothing about the one that has its place now:
+    what that one has replaced, this very model, stays.
+    """
+    folder = Path(model.folder)
+    previous = previous_of(folder)
     try:
-        return _forget(previous_of(Path(model.folder)))
-    except OSError:  # somebody else's folder: the next import of that name removes it
+        if not previous.is_dir() and not previous.is_symlink():
+            return False
+        return open_folder(folder).model_hash == model.model_hash and _forget(previous)
+    except (MagnitudeError, OSError):  # somebody else's folder: the next import of that name removes it
         return False
 
 
