@@ -149,8 +149,8 @@ def test_help_needs_nothing(machine: Path, script: str) -> None:
     assert "MAGNITUDE_HOME" in result.stdout
 
 
-# Debian's packages with the programs that scripts/flash looks for, and with those without which tests of it, of images
-# and of the first boot are left out.
+# Debian's packages with the programs that scripts/flash looks for, and with those without which tests of it, of
+# images and of the first boot are left out.
 PACKAGES = {"bmaptool": "bmap-tools", "mcopy": "mtools", "zstd": "zstd"}
 OF_TESTS = {"losetup": "mount", "mkfs.ext4": "e2fsprogs", "sfdisk": "fdisk", "ssh-keygen": "openssh-client"}
 
