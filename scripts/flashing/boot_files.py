@@ -16,7 +16,7 @@ from pathlib import Path
 from flashing.copying import Disk, write_changes
 from flashing.partitions import Partition, find_boot_partition, find_partitions
 from flashing.public_keys import key_lines
-from flashing.terms import INTERRUPTED, PIECE_BYTES, WITHOUT_FILES, FlashError
+from flashing.terms import PIECE_BYTES, WITHOUT_FILES, FlashError
 
 FOLDER = "magnitude"
 # What the board takes at most (service/magnitude/firstboot/parcel.py); more is a wrong file.
@@ -69,13 +69,6 @@ def put_boot_files(card: Disk, files: list[BootFile]) -> None:
     being written."""
     try:
         _put(card, files)
-    except KeyboardInterrupt:
-        raise FlashError(
-            "Interrupted while your files were put on the card. The image is on it and right, but for the FAT "
-            "partition, which may hold a part of your files",
-            "The same command writes it from the beginning.",
-            INTERRUPTED,
-        ) from None
     except OSError as error:
         raise _not_put(f"{card.path} does not take them: {error.strerror or error}") from error
 

@@ -103,10 +103,18 @@ def _flash(options: argparse.Namespace, roots: Roots) -> None:
     disk = _refuse(read_snapshot(roots), name, Wish(image.size_bytes, unmount=False, fixed=options.fixed), disk)
     with Card(roots.dev / name, disk) as card:
         write_image(card, image, _show, bmaptool)
-        if files:
-            put_boot_files(card, files)
-        # What is on the card is right now, so that an end here would say less than is so.
-        _heed_no_signals()
+        try:
+            if files:
+                put_boot_files(card, files)
+            # All is on the card now, so that an end here would say less than is so.
+            _heed_no_signals()
+        except KeyboardInterrupt:
+            part = ", but for its FAT partition, which may hold a part of your files" if files else ""
+            raise FlashError(
+                f"Interrupted. The image is on the card and right{part}",
+                "The same command writes it from the beginning.",
+                INTERRUPTED,
+            ) from None
         card.announce()
     print(f"Done: {disk.path} holds {image.path.name}, and was read back.")
     if files:

@@ -492,7 +492,7 @@ def test_interrupted_while_files_are_put_it_says_that_the_image_is_there_and_wha
     process.send_signal(number)
     _, said = process.communicate()
     assert process.returncode == 130, said
-    assert "Interrupted while your files were put on the card. The image is on it and right" in said
+    assert "Interrupted. The image is on the card and right, but for its FAT partition" in said
     assert "Nothing was written" not in said
     assert backing.read_bytes()[:SIZE] == path.read_bytes()
 
