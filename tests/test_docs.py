@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import subprocess
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -183,3 +184,46 @@ def test_every_check_of_the_doctor_is_documented() -> None:
 def test_the_pages_name_no_folder_of_the_machine_they_were_written_on() -> None:
     private = [found for _, found in each(r"(?:/tmp|/work|/root)/\S*", texts=True)]
     assert private == []
+
+
+def test_every_unit_drop_in_and_helper_is_named_where_units_are_described() -> None:
+    page = (ROOT / "docs/units.md").read_text()
+    shipped = [path for path in (ROOT / "systemd").rglob("*") if path.is_file()]
+    assert len(shipped) > 30
+    assert {path.name for path in shipped if f"{path.name}`" not in page} == set()
+    # A drop-in is described with what it is for.
+    owners = {
+        path.parent.name.removesuffix(".d")
+        for path in shipped
+        if path.parent.name.endswith((".service.d", ".target.d"))
+    }
+    assert {owner for owner in owners if f"`{owner}`" not in page} == set()
+
+
+@pytest.mark.parametrize(
+    ("page", "heading"),
+    [("docs/image.md", "## From download to first answer"), ("docs/updates.md", "## Install it, go back")],
+)
+def test_commands_of_a_way_through_can_be_typed_as_they_stand(page: str, heading: str) -> None:
+    """What differs from case to case is a variable that is set above, and neither a word in capitals nor a file that
+    nobody has made."""
+    text = (ROOT / page).read_text()
+    section = text[text.index(heading) :].partition("\n### ")[0].partition("\n## ")[0]
+    blocks = re.findall(r"^```bash\n(.*?)^```", section, flags=re.MULTILINE | re.DOTALL)
+    lines = [re.sub(r"(^|\s)#.*", "", line) for block in blocks for line in block.replace("\\\n", " ").splitlines()]
+    assert len(lines) > 4
+    known: set[str] = set()
+    for line in lines:
+        assert set(re.findall(r"\$([A-Z]\w*)", line)) <= known, line
+        assert re.findall(r"(?<![$\w/-])[A-Z]{3,}\b(?!=)", line) == [], line
+        assert "/dev/sdX" not in line
+        known |= set(re.findall(r"^([A-Z]\w*)=", line))
+    done = subprocess.run(["bash", "-n"], input="\n".join(lines), capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+
+
+def test_the_board_that_a_command_names_has_a_build() -> None:
+    named = re.findall(r"^MACHINE=(\S+) +# or (\S+)$", (ROOT / "docs/image.md").read_text(), flags=re.MULTILINE)
+    assert named
+    for machine in named[0]:
+        assert (ROOT / f"yocto/kas/machine/{machine}.yml").is_file()

@@ -42,11 +42,11 @@ def build(suite: Suite, architecture: str, out: Path, *, fast: bool = False) -> 
         # The package's root has to be open to everybody; temporary folders are not.
         root = Path(work) / "root"
         root.mkdir(mode=0o755)
-        _install_packages(root, suite, architecture, Path(work))
+        glibc = _install_packages(root, suite, architecture, Path(work))
         _install_command(root, suite)
         _install_units(root, suite)
         _install_texts(root, suite, version)
-        _write_control(root, suite, architecture, version)
+        _write_control(root, suite, architecture, version, glibc)
         target = out / package_file(version, suite, architecture)
         packed = ["-Zgzip", "-z1"] if fast else ["-Zxz"]
         _set_times(root)
@@ -54,8 +54,9 @@ def build(suite: Suite, architecture: str, out: Path, *, fast: bool = False) -> 
     return target
 
 
-def _install_packages(root: Path, suite: Suite, architecture: str, work: Path) -> None:
-    """Our wheel with the importers, and all that they require, as wheels for that system."""
+def _install_packages(root: Path, suite: Suite, architecture: str, work: Path) -> int:
+    """Our wheel with the importers, and all that they require, as wheels for that system. The minor version of glibc
+    that they ask for."""
     machine, number = MACHINES[architecture]
     site = root / LIBRARY / f"lib/python{suite.python}/site-packages"
     site.mkdir(parents=True)
@@ -77,10 +78,10 @@ def _install_packages(root: Path, suite: Suite, architecture: str, work: Path) -
         raise BuildFailed(f"not for {architecture}: {', '.join(map(str, wrong))}")
     if missing := unmet(site, suite.python, machine):
         raise BuildFailed(f"packages for Python {suite.python} are missing:\n" + "\n".join(missing))
-    if glibc_minor(root) > suite.glibc_minor:
-        raise BuildFailed(
-            f"compiled code asks for glibc 2.{glibc_minor(root)}, {suite.name} has 2.{suite.glibc_minor}"
-        )
+    glibc = glibc_minor(root)
+    if glibc > suite.glibc_minor:
+        raise BuildFailed(f"compiled code asks for glibc 2.{glibc}, {suite.name} has 2.{suite.glibc_minor}")
+    return glibc
 
 
 def _install_command(root: Path, suite: Suite) -> None:
@@ -130,7 +131,7 @@ def _install_texts(root: Path, suite: Suite, version: str) -> None:
     shutil.copyfile(HERE / "lintian-overrides", overrides / "magnitude")
 
 
-def _write_control(root: Path, suite: Suite, architecture: str, version: str) -> None:
+def _write_control(root: Path, suite: Suite, architecture: str, version: str, glibc: int) -> None:
     _set_modes(root)
     files = sorted(path for path in root.rglob("*") if path.is_file() and not path.is_symlink())
     sums = "".join(f"{hashlib.md5(path.read_bytes()).hexdigest()}  {path.relative_to(root)}\n" for path in files)
@@ -142,7 +143,7 @@ def _write_control(root: Path, suite: Suite, architecture: str, version: str) ->
             version,
             suite,
             architecture,
-            glibc=glibc_minor(root),
+            glibc=glibc,
             size_kib=size_kib,
             maintainer=_maintainer(),
         )

@@ -15,6 +15,7 @@ from pathlib import Path
 
 from flashing.copying import Disk, write_changes
 from flashing.partitions import Partition, find_boot_partition, find_partitions
+from flashing.public_keys import key_lines
 from flashing.terms import PIECE_BYTES, WITHOUT_FILES, FlashError
 
 FOLDER = "magnitude"
@@ -25,8 +26,6 @@ _LARGEST_BYTES = {
     "wifi.yaml": 16 << 10,
     "wifi.nmconnection": 64 << 10,
 }
-# First words of lines in authorized_keys (sshd(8)), apart from options.
-_KEY_TYPES = ("ssh-", "ecdsa-", "sk-ssh-", "sk-ecdsa-")
 
 
 @dataclass(frozen=True)
@@ -66,11 +65,10 @@ def require_mtools() -> None:
 
 
 def put_boot_files(card: Disk, files: list[BootFile]) -> None:
-    """Raises `FlashError`; the image on the card is whole then all the same."""
+    """Raises `FlashError`; the image on the card is whole then all the same, but for its FAT partition when that was
+    being written."""
     try:
         _put(card, files)
-    except KeyboardInterrupt:
-        raise _not_put("Interrupted") from None
     except OSError as error:
         raise _not_put(f"{card.path} does not take them: {error.strerror or error}") from error
 
@@ -170,8 +168,10 @@ def _public_keys(path: Path) -> bytes:
     text = _text_of(path).decode("utf-8-sig")
     if "PRIVATE KEY" in text:
         raise FlashError(f"{path} is a private key, which never leaves this computer", f"Its public half: {path}.pub")
-    lines = [line.strip() for line in text.splitlines() if line.strip() and not line.startswith("#")]
-    for number, line in enumerate(lines, 1):
-        if not any(word.startswith(_KEY_TYPES) for word in line.split()):
-            raise FlashError(f"{path}: line {number} is no public key", "Each one is a line: ssh-ed25519 AAAA… NAME")
+    try:
+        lines = key_lines(text)
+    except ValueError as error:
+        raise FlashError(f"{path}: {error}", "Each key is an unbroken line: ssh-ed25519 AAAA… NAME") from error
+    if not lines:
+        raise FlashError(f"{path} holds no key", "Name your .pub file, which is a line: ssh-ed25519 AAAA… NAME")
     return "".join(f"{line}\n" for line in lines).encode()

@@ -23,6 +23,17 @@ _ALIGN_BYTES = 4096
 _LOCK_TRIES, _LOCK_PAUSE_S = 50, 0.1
 
 
+def require_permission(path: Path) -> None:
+    """Raises `FlashError` unless this user may write to the disk: whoever has to begin anew with sudo should not have
+    waited for the image to be read."""
+    if not os.access(path, os.W_OK):
+        raise _for_root(path)
+
+
+def _for_root(path: Path) -> FlashError:
+    return FlashError(f"{path} may only be written by root", "Run the same with sudo.")
+
+
 class Card:
     """A whole disk, from `with` to the end of its block.
 
@@ -124,7 +135,7 @@ def _lock(fd: int) -> None:
 
 def _cannot_open(path: Path, error: OSError) -> FlashError:
     if isinstance(error, PermissionError):
-        return FlashError(f"{path} may only be written by root", "Run the same with sudo.")
+        return _for_root(path)
     reasons = {
         errno.EBUSY: ("the kernel is using it", "Something on it is mounted or in use, perhaps in a container."),
         errno.EROFS: ("it is read-only", "Slide the lock switch at the card's side away from LOCK."),

@@ -101,7 +101,8 @@ def _spoil(card: Disk, image_bytes: int) -> str:
 
 
 def _copy(card: Disk, image: Image, watch: Watch) -> list[Extent]:
-    """Write all pieces, the first one last; what must be read back."""
+    """Write all pieces, the first one last; what must be read back. A block map has the checksums of all that
+    matters, and has been compared with the image before."""
     extents: list[Extent] = []
     head = b""
     offset = unflushed = 0
@@ -115,7 +116,8 @@ def _copy(card: Disk, image: Image, watch: Watch) -> list[Extent]:
             # Zeros are most of an image. Where the card has them already, reading is quicker and wears it less; where
             # it does not, something old would shine through.
             card.write(offset, piece)
-        extents.append(Extent(offset, len(piece), "sha256", hashlib.sha256(piece).hexdigest()))
+        if not image.block_map:
+            extents.append(Extent(offset, len(piece), "sha256", hashlib.sha256(piece).hexdigest()))
         offset += len(piece)
         unflushed += len(piece)
         if unflushed >= _FLUSH_BYTES:

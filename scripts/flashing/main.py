@@ -11,7 +11,7 @@ from pathlib import Path
 
 from flashing.block_devices import Roots, read_snapshot
 from flashing.boot_files import FOLDER, BootFile, put_boot_files, read_boot_files, require_mtools
-from flashing.card import Card
+from flashing.card import Card, require_permission
 from flashing.copying import Watch, write_image
 from flashing.image import Image, open_image
 from flashing.progress import Progress
@@ -82,6 +82,8 @@ def _flash(options: argparse.Namespace, roots: Roots) -> None:
     # What is wrong with the disk is said before the image is read, which can take a minute.
     name = _device_name(options.device, snapshot, roots) if options.device else _ask_for_device(snapshot)
     _refuse(snapshot, name, Wish(None, options.unmount, options.fixed))
+    if not options.dry_run:
+        require_permission(roots.dev / name)
     checking = _show("checking the image")
     image = open_image(options.image, lambda done: checking(done, 0))
     checking(image.size_bytes, image.size_bytes)
@@ -104,13 +106,16 @@ def _flash(options: argparse.Namespace, roots: Roots) -> None:
         try:
             if files:
                 put_boot_files(card, files)
-            card.announce()
+            # All is on the card now, so that an end here would say less than is so.
+            _heed_no_signals()
         except KeyboardInterrupt:
+            part = ", but for its FAT partition, which may hold a part of your files" if files else ""
             raise FlashError(
-                "Interrupted. The image is on the card and right, perhaps without your files",
-                f"Look into the folder {FOLDER}/ of its FAT partition, or flash it again.",
+                f"Interrupted. The image is on the card and right{part}",
+                "The same command writes it from the beginning.",
                 INTERRUPTED,
             ) from None
+        card.announce()
     print(f"Done: {disk.path} holds {image.path.name}, and was read back.")
     if files:
         print(f"In the folder {FOLDER}/ of its FAT partition: {', '.join(file.name for file in files)}.")
@@ -210,6 +215,10 @@ def _show(what: str) -> Watch:
 
 def _interrupt(number: int, frame: object) -> None:
     # Once is enough: a second one would break into what brings the card into a state that can be named.
-    for further in _ENDING:
-        signal.signal(further, signal.SIG_IGN)
+    _heed_no_signals()
     raise KeyboardInterrupt
+
+
+def _heed_no_signals() -> None:
+    for number in _ENDING:
+        signal.signal(number, signal.SIG_IGN)

@@ -30,7 +30,8 @@ class BlockDevice:
     """A disk, a partition or what is built from them, as the kernel lists it.
 
     `parent` is the disk of a partition. `holders` are built on top of this device (LVM, dm-crypt, RAID). `title` is
-    what the device mapper calls it. `backing_file` is what a loop device shows. `on` are names found on it.
+    what the device mapper calls it. `backing_file` is what a loop device shows. `label` is the name of the file
+    system on it, or of the partition.
     """
 
     name: str

@@ -115,7 +115,8 @@ class FakeService:
 
     def _readyz(self, request: Request) -> Response:
         reasons = [] if self.ready else ["engine starting"]
-        return JSONResponse({"ready": self.ready, "reasons": reasons}, 200 if self.ready else 503)
+        said = {"ready": self.ready, "reasons": reasons, "engine_restarts": 0, "persistence": "on"}
+        return JSONResponse(said, 200 if self.ready else 503)
 
     def _state(self, request: Request) -> Response:
         self.keys.append(request.headers.get("authorization"))

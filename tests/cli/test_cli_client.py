@@ -63,7 +63,8 @@ def test_the_first_address_that_answers_is_used(service: FakeService, tmp_path: 
     addresses = [Address(socket=str(tmp_path / "none.sock")), Address(socket=service.socket)]
     with connect(addresses) as client:
         assert client.address.socket == service.socket
-        assert client.readiness() == (True, {"ready": True, "reasons": []})
+        ready, said = client.readiness()
+        assert (ready, said["ready"], said["reasons"]) == (True, True, [])
 
 
 def test_a_service_that_is_not_ready_is_an_answer(service: FakeService) -> None:

@@ -147,9 +147,22 @@ def test_rm_of_a_model_forgets_the_link_that_it_has_replaced_and_keeps_what_that
     (models / "chat").rename(models.parent / "real")
     shutil.copytree(models.parent / "real", models / "chat")
     (models / ".chat.previous").symlink_to(models.parent / "real")
-    assert "link to the earlier chat" in run("rm", "chat", "--yes")
+    assert "removed the earlier chat\n" in run("rm", "chat", "--yes")
     assert list(models.glob("*chat*")) == []
     assert (models.parent / "real/manifest.json").exists()
+
+
+@pytest.mark.parametrize("name", ["chat", "small"])
+def test_rm_takes_what_each_model_has_replaced_along_and_asks_for_both_at_once(models: Path, name: str) -> None:
+    """A variant is a model, and so has a predecessor."""
+    variant(models, "small")
+    for model in ("chat", "small"):
+        shutil.copytree(models / model, models / f".{model}.previous")
+    asked = run("rm", name, "--variants", says="n\n")
+    assert str(models / f".{'small' if name == 'chat' else name}.previous") in asked
+    assert len(list(models.iterdir())) == 4
+    assert f"removed the earlier {name}" in run("rm", name, "--variants", "--yes")
+    assert {path.name for path in models.iterdir()} == ({".chat.previous", "chat"} if name == "small" else set())
 
 
 def test_budget_fits_and_says_the_largest_context(models: Path) -> None:

@@ -10,7 +10,6 @@ READY = Facts(
     version="1.0",
     host="kitchen",
     active_state="active",
-    sub_state="running",
     status_text="2 models, idle",
     addresses=("192.0.2.7",),
     has_ssh=True,
@@ -26,7 +25,7 @@ def with_facts(**changes: object) -> Facts:
 
 def test_a_device_that_serves_says_where_it_is() -> None:
     said = announce(READY)
-    assert said.ready
+    assert "NOT READY" not in said.line
     assert said.line == "Magnitude 1.0 on kitchen (192.0.2.7): ready. 2 models, idle"
 
 
@@ -38,7 +37,7 @@ def test_the_prompt_leaves_the_address_to_agetty_which_follows_it() -> None:
 
 def test_what_keeps_it_from_serving_is_named_with_where_to_look() -> None:
     broken = announce(with_facts(active_state="failed", exit_status=EXIT_CONFIG))
-    assert not broken.ready
+    assert "NOT READY" in broken.line
     assert "configuration" in broken.line
     for state in ("failed", "activating"):
         assert "magnitude doctor" in announce(with_facts(active_state=state, exit_status=1)).line

@@ -99,6 +99,19 @@ def test_nothing_secret_is_logged(card: Card, caplog: pytest.LogCaptureFixture) 
         assert secret not in said
 
 
+def test_what_could_not_be_put_in_place_is_not_called_taken_over(
+    card: Card, caplog: pytest.LogCaptureFixture
+) -> None:
+    device = booted(card)
+    card.put("authorized_keys", KEYS)
+    device.login_keys.parent.parent.mkdir(parents=True, exist_ok=True)
+    device.login_keys.parent.write_text("in the way")
+    with caplog.at_level(logging.DEBUG):
+        (failed,) = prepare(device, run_quietly)
+    assert failed.startswith("authorized_keys: ")
+    assert "taken over" not in caplog.text
+
+
 def test_facts_say_what_was_rejected_and_whether_anybody_can_log_in(card: Card) -> None:
     device = booted(card)
     card.put("wifi.yaml", "ssid: x\n")

@@ -7,7 +7,7 @@ import pytest
 
 from magnitude.errors import ModelError
 from magnitude.models.catalogue import open_folder, scan
-from magnitude.models.importing.staging import put_in_place, remove_leftovers, staging_folder
+from magnitude.models.importing.staging import put_in_place, remove_leftovers, remove_whole, staging_folder
 from magnitude.models.integrity import file_entry, model_hash
 from magnitude.models.manifest import Manifest, SourceEntry, write_manifest
 from magnitude.models.previous import forget_previous, previous_of, put_back, take_the_place
@@ -89,6 +89,16 @@ def test_a_damaged_predecessor_is_not_put_back(chat: Path) -> None:
     assert weights(chat) == b"second"
 
 
+def test_advice_about_a_damaged_predecessor_names_nothing_that_other_verbs_refuse(chat: Path) -> None:
+    replaced(chat.parent, b"second")
+    (previous_of(chat) / "model.onnx").unlink()
+    with pytest.raises(ModelError) as caught:
+        put_back(chat)
+    assert "rm" not in caught.value.hint.split()
+    assert ".previous" not in caught.value.hint
+    assert "x.onnx" in caught.value.hint
+
+
 def test_without_a_predecessor_there_is_nothing_to_put_back(chat: Path) -> None:
     with pytest.raises(ModelError, match="no earlier 'chat'"):
         put_back(chat)
@@ -140,6 +150,34 @@ def test_a_whole_model_has_the_name_in_every_moment(chat: Path) -> None:
     assert {path.name for path in chat.parent.iterdir()} <= {"chat", ".chat.previous"}
     if previous_of(chat).exists():
         put_back(chat)
+
+
+def test_a_removal_that_is_killed_leaves_no_half_model_and_the_next_import_clears_up(chat: Path) -> None:
+    for number in range(2000):
+        (chat / f"{number}").touch()
+    child = os.fork()
+    if not child:
+        try:
+            remove_whole(chat)
+        finally:
+            os._exit(0)
+    while chat.exists():
+        pass
+    os.kill(child, 9)
+    os.waitpid(child, 0)
+    assert scan(chat.parent) == []
+    remove_leftovers(chat.parent)
+    assert list(chat.parent.iterdir()) == []
+
+
+def test_a_model_that_was_replaced_while_it_served_is_not_forgotten_for_having_been_good(chat: Path) -> None:
+    """An engine is started anew beside the old description; that it once computed right says nothing of the new."""
+    served = open_folder(chat)
+    replaced(chat.parent, b"second")
+    assert not forget_previous(served)
+    assert weights(previous_of(chat)) == b"first"
+    assert forget_previous(open_folder(chat))
+    assert not previous_of(chat).exists()
 
 
 def test_a_file_system_without_hard_links_keeps_the_predecessor_as_well(

@@ -235,9 +235,18 @@ def test_only_answers_to_its_own_questions_belong_to_loading() -> None:
     asyncio.run(scenario())
 
 
-def test_the_deadline_grows_with_the_weights() -> None:
+def test_the_deadline_grows_with_the_weights_and_with_each_model() -> None:
     assert load_deadline_s([]) == LOAD_BASE_S
-    assert load_deadline_s([plan("a", weight_bytes=10_000_000_000)]) > LOAD_BASE_S + 500
+    large = plan("a", weight_bytes=10_000_000_000)
+    assert load_deadline_s([large]) > LOAD_BASE_S + 500
+    small = [plan(name, weight_bytes=1) for name in "bcd"]
+    assert load_deadline_s([large, *small]) >= load_deadline_s([large]) + 3 * LOAD_BASE_S
+
+
+def test_the_deadline_of_a_model_has_the_time_for_its_draft_model() -> None:
+    alone, drafted = plan("a", weight_bytes=1000), plan("a", weight_bytes=1000)
+    drafted.draft = plan("small", weight_bytes=1000).description
+    assert load_deadline_s([drafted]) == load_deadline_s([alone, alone])
 
 
 def test_a_generation_may_be_awaited_to_its_end() -> None:

@@ -1,7 +1,8 @@
-"""Small images of disks, and a disk in memory that can fail."""
+"""Small images of disks, a disk in memory that can fail, and a key for one."""
 
 from __future__ import annotations
 
+import base64
 import hashlib
 import random
 import struct
@@ -11,6 +12,8 @@ from pathlib import Path
 PIECE = 4 << 20
 SECTOR = 512
 FAT_START = 1 << 20
+_BLOB = struct.pack(">I11sI32s", 11, b"ssh-ed25519", 32, b"k" * 32)
+KEY = f"ssh-ed25519 {base64.b64encode(_BLOB).decode()}"
 
 
 def table(*partitions: tuple[int, int], kind: int = 0x0C) -> bytes:

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -15,6 +16,9 @@ from magnitude.units.place import below, place
 from magnitude.units.shipped import read_shipped, shipped_folder
 
 SCRIPT = Path(__file__).resolve().parent.parent.parent / "scripts/check-image"
+UNITS = sorted(
+    Path(name).name for name in read_shipped(shipped_folder()) if re.fullmatch(r"(image/)?[\w-]+\.\w+", name)
+)
 SSHD = "Include /etc/ssh/sshd_config.d/*.conf\nPasswordAuthentication yes\nUsePAM yes\n"
 KEY = "-----BEGIN OPENSSH PRIVATE KEY-----\nb3BlbnNzaC1rZXk=\n-----END OPENSSH PRIVATE KEY-----\n"
 
@@ -115,30 +119,6 @@ def filled(name: str, text: str = "x\n") -> Callable[[Path], object]:
             "/etc/systemd/journald.conf",
         ),
         (
-            lambda root: (root / "usr/lib/systemd/system/magnitude-first-boot.service").unlink(),
-            "/usr/lib/systemd/system/magnitude-first-boot.service",
-        ),
-        (
-            lambda root: (root / "usr/lib/systemd/system/magnitude-boot-check.service").unlink(),
-            "/usr/lib/systemd/system/magnitude-boot-check.service",
-        ),
-        (
-            lambda root: (root / "etc/systemd/system/multi-user.target.wants/magnitude-boot-check.service").unlink(),
-            "/usr/lib/systemd/system/magnitude-boot-check.service",
-        ),
-        (
-            lambda root: (root / "etc/systemd/system/multi-user.target.wants/magnitude.service").unlink(),
-            "/usr/lib/systemd/system/magnitude.service",
-        ),
-        (
-            lambda root: (root / "usr/lib/systemd/system/magnitude-boot-check.service").unlink(),
-            "/usr/lib/systemd/system/magnitude-boot-check.service",
-        ),
-        (
-            lambda root: (root / "etc/systemd/system/multi-user.target.wants/magnitude-boot-check.service").unlink(),
-            "/usr/lib/systemd/system/magnitude-boot-check.service",
-        ),
-        (
             filled("etc/systemd/system/sysinit.target.wants/systemd-time-wait-sync.service"),
             "/etc/systemd/system/sysinit.target.wants/systemd-time-wait-sync.service",
         ),
@@ -150,6 +130,56 @@ def test_what_makes_devices_alike_or_open_is_found(
     damage(root)
     # The shipped drop-in stands first and wins over what comes after it.
     assert set(found(root)) == ({path} if path else set())
+
+
+@pytest.mark.parametrize("unit", UNITS)
+def test_every_unit_is_missed_when_it_is_not_there_or_masked(root: Path, unit: str) -> None:
+    (root / "usr/lib/systemd/system" / unit).unlink()
+    assert found(root) == [f"/usr/lib/systemd/system/{unit}"]
+    (root / "etc/systemd/system" / unit).symlink_to("/dev/null")
+    assert found(root) == [f"/usr/lib/systemd/system/{unit}"]
+
+
+def test_every_unit_that_nothing_starts_is_found(root: Path) -> None:
+    links = sorted((root / "etc/systemd/system").glob("*.wants/*"))
+    assert len(links) > 5
+    for link in links:
+        target = link.readlink()
+        link.unlink()
+        assert found(root) == [f"/usr/lib/systemd/system/{link.name}"]
+        link.symlink_to(target)
+
+
+OPENEMBEDDED = "[Service]\nEnvironmentFile=-/etc/default/ssh\nExecStart=-/usr/sbin/sshd -D $SSHD_OPTS\n"
+
+
+@pytest.mark.parametrize(
+    ("name", "text"),
+    [
+        ("etc/default/ssh", "SSHD_OPTS='-f /etc/ssh/sshd_config_readonly'\n"),
+        ("etc/default/ssh", "# sshd\nSSHD_OPTS=-f/etc/ssh/sshd_config_readonly\n"),
+        (
+            "etc/systemd/system/sshd.service.d/own.conf",
+            "[Service]\nExecStart=\nExecStart=/usr/sbin/sshd -D -f /etc/ssh/sshd_config_readonly\n",
+        ),
+    ],
+    ids=["environment", "without quotes", "drop-in"],
+)
+def test_the_settings_that_count_are_those_that_sshd_is_started_with(root: Path, name: str, text: str) -> None:
+    write(root, "usr/lib/systemd/system/sshd.service", OPENEMBEDDED)
+    write(root, name, text)
+    assert found(root) == ["/etc/ssh/sshd_config_readonly"]  # without it sshd does not start
+    write(root, "etc/ssh/sshd_config_readonly", "PasswordAuthentication yes\n")
+    assert set(found(root)) == {"/etc/ssh/sshd_config_readonly"}
+    write(root, "etc/ssh/sshd_config_readonly", SSHD)
+    write(root, "etc/ssh/sshd_config", "PasswordAuthentication yes\n")
+    assert found(root) == []
+
+
+def test_a_comment_gives_sshd_no_other_settings(root: Path) -> None:
+    write(root, "etc/default/ssh", "# SSHD_OPTS='-f /etc/ssh/other'\nSSHD_OPTS=\n")
+    write(root, "etc/ssh/sshd_config", "PasswordAuthentication yes\n")
+    assert set(found(root)) == {"/etc/ssh/sshd_config"}
 
 
 def test_rauc_must_not_mark_slots_good_beside_the_gate(root: Path) -> None:

@@ -53,5 +53,6 @@ def test_every_compiled_file_of_the_arm64_package_is_for_arm64_and_its_python(
     assert [path for path in tree.rglob("*") if path.name.startswith("magnitude-first-boot")] == [], (
         "it is for images"
     )
+    assert list(tree.rglob("libonnxruntime.so*")) == [], "Python's module has all of it inside"
     named = list(tree.rglob("direct_url.json"))
     assert named == [], "these name folders of the machine that built it"

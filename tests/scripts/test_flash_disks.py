@@ -11,12 +11,13 @@ import shutil
 import signal
 import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from disk_images import FAT_START, PIECE, block_map, fat_image, image_bytes
+from disk_images import FAT_START, KEY, PIECE, block_map, fat_image, image_bytes
 
 from flashing.block_devices import Roots, read_snapshot
 from flashing.card import Card
@@ -28,6 +29,7 @@ from flashing.terms import DIFFERENT, FlashError
 SCRIPTS = Path(__file__).resolve().parent.parent.parent / "scripts"
 Loop = Callable[..., Path]
 SIZE = 6 * PIECE
+SYSTEM_PYTHON = "/usr/bin/python3"
 
 
 @pytest.fixture
@@ -434,8 +436,8 @@ def test_files_for_the_first_boot_are_put_on_the_fat_partition(disk: tuple[Path,
     path = tmp_path / "fat.img"
     fat_image(path)
     (tmp_path / "my.yaml").write_text("server:\n  max_queue: 7\n")
-    (tmp_path / "one.pub").write_text("ssh-ed25519 AAAA one@here\n")
-    (tmp_path / "two.pub").write_text("# mine\necdsa-sha2-nistp256 BBBB two@here")
+    (tmp_path / "one.pub").write_text(f"{KEY} one@here\n")
+    (tmp_path / "two.pub").write_text(f"# mine\nrestrict {KEY} two@here")
     (tmp_path / "home.nmconnection").write_text("[connection]\ntype=wifi\n")
     keys = ["--ssh-key", tmp_path / "one.pub", "--ssh-key", tmp_path / "two.pub"]
     done = flash(path, device, "--config", tmp_path / "my.yaml", *keys, "--wifi", tmp_path / "home.nmconnection")
@@ -449,7 +451,7 @@ def test_files_for_the_first_boot_are_put_on_the_fat_partition(disk: tuple[Path,
         return shown.stdout
 
     assert read("magnitude.yaml") == "server:\n  max_queue: 7\n"
-    assert read("authorized_keys") == "ssh-ed25519 AAAA one@here\necdsa-sha2-nistp256 BBBB two@here\n"
+    assert read("authorized_keys") == f"{KEY} one@here\nrestrict {KEY} two@here\n"
     assert read("wifi.nmconnection") == "[connection]\ntype=wifi\n"
 
 
@@ -473,6 +475,44 @@ def test_files_go_into_a_folder_that_is_there_and_replace_what_is_in_it(
         check=True,
     )
     assert listed.stdout == "ssid: new\n"
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_interrupted_while_files_are_put_it_says_that_the_image_is_there_and_what_may_not_be(
+    disk: tuple[Path, Path], tmp_path: Path, number: signal.Signals
+) -> None:
+    device, backing = disk
+    path = tmp_path / "fat.img"
+    fat_image(path)
+    (tmp_path / "my.yaml").write_text("log: {}\n")
+    programs = program(tmp_path / "bin", "mcopy", f'touch "{tmp_path}/standstill"; exec sleep 600\n')
+    process = started(
+        command(path, device, "--config", tmp_path / "my.yaml"), programs, until=tmp_path / "standstill"
+    )
+    process.send_signal(number)
+    _, said = process.communicate()
+    assert process.returncode == 130, said
+    assert "Interrupted. The image is on the card and right, but for its FAT partition" in said
+    assert "Nothing was written" not in said
+    assert backing.read_bytes()[:SIZE] == path.read_bytes()
+
+
+@pytest.mark.skipif(not Path(SYSTEM_PYTHON).exists(), reason="no Python that another user could start")
+def test_who_may_not_write_to_the_disk_is_told_so_before_the_image_is_read(
+    disk: tuple[Path, Path], tmp_path: Path
+) -> None:
+    device, backing = disk
+    # Another user, who sees the program and the disk's name, and would have to read the image next.
+    with tempfile.TemporaryDirectory() as open_to_all:
+        Path(open_to_all).chmod(0o755)
+        shutil.copy(SCRIPTS / "flash", open_to_all)
+        shutil.copytree(SCRIPTS / "flashing", Path(open_to_all) / "flashing")
+        user = ["setpriv", "--reuid=65534", "--regid=65534", "--clear-groups"]
+        words = [*user, SYSTEM_PYTHON, f"{open_to_all}/flash", tmp_path / "a.img", device, "--fixed", "--yes"]
+        done = subprocess.run(words, capture_output=True, text=True, check=False)
+    assert (done.returncode, "Run the same with sudo" in done.stderr) == (1, True), done.stderr
+    assert "checking the image" not in done.stderr
+    assert untouched(backing)
 
 
 def test_without_a_fat_partition_the_image_is_there_and_the_files_are_not(

@@ -6,6 +6,7 @@ import ast
 from pathlib import Path
 
 import pytest
+from disk_images import KEY
 
 from flashing.boot_files import read_boot_files
 from flashing.terms import FlashError
@@ -18,12 +19,13 @@ PRIVATE = "-----BEGIN OPENSSH PRIVATE KEY-----\nAAAA\n-----END OPENSSH PRIVATE K
     [
         (PRIVATE.encode(), "private key"),
         (b"hello\n", "line 1 is no public key"),
+        (b"# nothing yet\n", "holds no key"),
         (b"", "empty"),
         (b" \r\n", "empty"),
         (b"\xff\xfe\x00", "no text"),
-        (b"ssh-ed25519 " + b"x" * 300_000, "far more"),
+        (f"{KEY}\n".encode() * 4000, "far more"),
     ],
-    ids=["private", "prose", "empty", "blank", "binary", "huge"],
+    ids=["private", "prose", "comment", "empty", "blank", "binary", "huge"],
 )
 def test_what_is_no_public_key_never_gets_onto_a_card(tmp_path: Path, content: bytes, said: str) -> None:
     path = tmp_path / "key"
@@ -37,13 +39,12 @@ def test_a_file_that_is_not_there_is_named(tmp_path: Path) -> None:
         read_boot_files(tmp_path / "missing.yaml", [], None)
 
 
-def test_keys_with_options_and_from_an_editor_with_other_line_ends_are_taken(tmp_path: Path) -> None:
-    path = tmp_path / "keys"
-    path.write_bytes(
-        b'\xef\xbb\xbffrom="10.0.0.0/8",no-pty ssh-ed25519 AAAA me\r\n\r\nsk-ssh-ed25519@openssh.com BBBB me\r\n'
-    )
-    (file,) = read_boot_files(None, [path], None)
-    assert file.data == b'from="10.0.0.0/8",no-pty ssh-ed25519 AAAA me\nsk-ssh-ed25519@openssh.com BBBB me\n'
+def test_keys_of_several_files_from_an_editor_with_other_line_ends_become_one_file(tmp_path: Path) -> None:
+    one, two = tmp_path / "one", tmp_path / "two"
+    one.write_bytes(f'\N{BYTE ORDER MARK}from="10.0.0.0/8",no-pty {KEY} me\r\n\r\n  # mine\r\n'.encode())
+    two.write_bytes(f"{KEY} you".encode())
+    (file,) = read_boot_files(None, [one, two], None)
+    assert file.data.decode() == f'from="10.0.0.0/8",no-pty {KEY} me\n{KEY} you\n'
 
 
 def test_wifi_keeps_the_kind_that_it_has(tmp_path: Path) -> None:

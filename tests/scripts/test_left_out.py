@@ -126,6 +126,13 @@ def device(tmp_path_factory: pytest.TempPathFactory) -> Device:
     return Device(tmp_path_factory.mktemp("device") / "environment")
 
 
+def test_the_run_times_library_for_c_is_left_out_and_what_python_loads_is_there(device: Device) -> None:
+    """Python's module has all of it inside: the other one is 27 MB that nobody opens."""
+    names = [path.name for path in (device.site / "onnxruntime/capi").iterdir()]
+    assert [name for name in names if name.startswith("libonnxruntime.so")] == []
+    assert any(name.startswith("onnxruntime_pybind11_state") for name in names)
+
+
 def test_the_whole_service_can_be_imported(device: Device, tmp_path: Path) -> None:
     device.run(tmp_path, IMPORT_ALL)
 
@@ -146,6 +153,7 @@ def test_what_nobody_imports_at_run_time_and_where_it_was_built_is_left_out(tmp_
         "bin/f2py",
         "numpy/_core/tests/test_a.py",
         "onnxruntime/transformers/a.py",
+        "onnxruntime/capi/libonnxruntime.so.1.32.0",
         "pygments/lexers/ada.py",
         "a-1.dist-info/direct_url.json",
         "a/b.pyi",

@@ -23,7 +23,8 @@ def openssl(*words: str | Path, given: bytes = b"") -> subprocess.CompletedProce
 
 @pytest.fixture(scope="module")
 def keys(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("made") / "keys"
+    # A name that has to be quoted wherever it is written.
+    folder = tmp_path_factory.mktemp("made") / "the owner's keys"
     assert make(folder).returncode == 0
     return folder
 

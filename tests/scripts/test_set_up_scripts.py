@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import shutil
 import subprocess
 import tempfile
@@ -146,6 +147,20 @@ def test_help_needs_nothing(machine: Path, script: str) -> None:
     assert result.returncode == 0
     assert f"scripts/{script}" in result.stdout
     assert "MAGNITUDE_HOME" in result.stdout
+
+
+# Debian's packages with the programs that scripts/flash looks for, and with those without which tests of it, of
+# images and of the first boot are left out.
+PACKAGES = {"bmaptool": "bmap-tools", "mcopy": "mtools", "zstd": "zstd"}
+OF_TESTS = {"losetup": "mount", "mkfs.ext4": "e2fsprogs", "sfdisk": "fdisk", "ssh-keygen": "openssh-client"}
+
+
+def test_what_scripts_flash_can_use_is_installed_for_its_tests() -> None:
+    sources = "".join(path.read_text() for path in (SCRIPTS / "flashing").glob("*.py"))
+    looked_for = set(re.findall(r'shutil\.which\("([^"]+)"\)', sources))
+    assert looked_for == set(PACKAGES)
+    listed = re.findall(r"(?m)^packages\+?=\((.*)\)$", (SCRIPTS / "system-test-setup").read_text())
+    assert {*PACKAGES.values(), *OF_TESTS.values()} <= {package for line in listed for package in line.split()}
 
 
 def test_a_home_too_deep_for_a_socket_is_refused_before_any_work(machine: Path) -> None:

@@ -197,10 +197,49 @@ def test_steps_are_progress_however_long_a_request_is_open() -> None:
 
 def test_loading_a_model_beside_open_requests_may_take_longer_than_a_step_but_not_for_ever() -> None:
     engine = up()
+    engine.apply(Beat(7, 0.0), 0.5)
     engine.apply(ModelLoads(200.0), 1.0)
     for at_s in range(2, 201):
         assert engine.apply(Beat(7, 0.0, open_requests=1), float(at_s)) == []
     assert acts(engine.apply(Beat(7, 0.0, open_requests=0), 202.0)) == [Kill]
+
+
+def test_a_model_that_is_loaded_beside_others_may_compute_for_as_long_as_its_proof_takes() -> None:
+    """As at the start: on a slow board the golden set takes longer than reading the weights may."""
+    engine = up()
+    engine.apply(ModelLoads(200.0), 1.0)
+    for number in range(1, 10):
+        assert engine.apply(Beat(number, 0.0), number * 150.0) == []
+    assert engine.apply(Beat(9, 0.0), 9 * 150.0 + 199) == []
+    assert acts(engine.apply(Beat(9, 0.0), 9 * 150.0 + 201)) == [Kill]
+
+
+def test_steps_of_others_do_not_hold_off_the_end_of_a_load_for_ever() -> None:
+    engine, second = up(), 1
+    engine.apply(ModelLoads(200.0), 1.0)
+    while not acts(engine.apply(Beat(second, 0.0, open_requests=1), float(second))):
+        second += 1
+        assert second < 3000
+
+
+def test_a_load_beside_others_that_was_too_slow_gets_more_time_at_the_next_try() -> None:
+    engine, now_s, limits = up(), 0.0, []
+    engine.apply(Beat(7, 0.0), now_s)
+    for _ in range(4):
+        engine.apply(ModelLoads(100.0), now_s)
+        assert engine.load_until_s is not None
+        limits.append(engine.load_until_s - now_s)
+        now_s += limits[-1] + 1
+        assert acts(engine.apply(Beat(7, 0.0), now_s)) == [Kill]
+        assert engine.apply(Beat(7, 0.0), now_s) == []  # it may be looked at many times until it is gone
+        engine.apply(Exited("the engine was ended by SIGKILL"), now_s)
+        engine.apply(SaidHello(True), now_s)
+        engine.apply(ModelsReady(), now_s)
+    assert limits == [100.0, 300.0, 900.0, 900.0]
+    engine.apply(ModelLoads(100.0), now_s)
+    engine.apply(ModelLoadEnded(), now_s)
+    engine.apply(ModelLoads(100.0), now_s)
+    assert engine.load_until_s == now_s + 100.0
 
 
 def test_after_a_model_was_loaded_open_requests_are_to_make_progress_again() -> None:

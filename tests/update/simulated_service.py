@@ -26,6 +26,7 @@ class SimulatedService:
         self.served = [{"id": "chat", "kind": "decoder"}, {"id": "embed", "kind": "embedder"}]
         self.inferred_s: list[float] = []
         self.told: list[str] = []
+        self.untold: set[str] = set()  # names that are missing in what it says of itself
 
     # --- what the check sees ---
 
@@ -37,15 +38,17 @@ class SimulatedService:
 
     def readiness(self) -> tuple[bool, dict[str, Any]]:
         ready = self._uptime_s >= self.load_s
-        return ready, {
+        said = {
             "engine_restarts": sum(at_s <= self.now_s for at_s in self.engine_starts_s),
             "persistence": self.persistence,
             "reasons": [] if ready else ["engine loading"],
         }
+        return ready, {name: value for name, value in said.items() if name not in self.untold}
 
     def get(self, path: str) -> Any:
         if path == "/healthz":
-            return {"status": "ok", "uptime_s": round(self._uptime_s, 1)}
+            said = {"status": "ok", "uptime_s": round(self._uptime_s, 1)}
+            return {name: value for name, value in said.items() if name not in self.untold}
         assert path == "/v1/models"
         return {"object": "list", "data": self.served}
 

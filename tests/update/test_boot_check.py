@@ -41,6 +41,17 @@ def test_a_service_that_is_started_anew_every_minute_never_passes(service: Simul
     assert "no longer ready: engine loading" in report.verdict.reason
 
 
+@pytest.mark.parametrize("pause_s", [5, 9, 10, 21])
+def test_however_often_an_engine_was_started_anew_the_last_one_has_inferred(
+    service: SimulatedService, pause_s: int
+) -> None:
+    """Also when each of them has lasted as long as the one before, so that what is said of it is the same."""
+    service.engine_starts_s = [1030.0 + pause_s * number for number in range(20)]
+    report = service.checked(within_s=2000)
+    assert report.verdict.passed
+    assert len([at_s for at_s in service.inferred_s if at_s > service.engine_starts_s[-1]]) == 2
+
+
 def test_an_engine_that_is_started_anew_every_minute_never_passes(service: SimulatedService) -> None:
     service.engine_starts_s = [1030.0 + 50 * number for number in range(40)]
     report = service.checked(within_s=600)
@@ -75,6 +86,14 @@ def test_a_service_that_keeps_nothing_does_not_pass(service: SimulatedService) -
     report = service.checked()
     assert not report.verdict.passed
     assert "nothing is kept" in report.verdict.reason
+
+
+@pytest.mark.parametrize("name", ["engine_restarts", "persistence", "uptime_s"])
+def test_a_service_that_does_not_say_all_that_is_judged_does_not_pass(service: SimulatedService, name: str) -> None:
+    service.untold = {name}
+    report = service.checked()
+    assert not report.verdict.passed
+    assert name in report.verdict.reason
 
 
 @pytest.mark.parametrize("vector", [[], [0.0, 0.0], [float("nan"), 1.0]])

@@ -67,12 +67,11 @@ class Device:
     def checked(self, *, passed: bool) -> None:
         """The check ends, and the gate does as `gate.py` does."""
         self.given_up = False
-        known = Known(
-            slots=self.slots(), record=self.record, verdict=Verdict(passed=passed, reason="" if passed else "x")
-        )
-        decision = decide(known)
-        if isinstance(decision, Reboot) and not self.writable:
-            decision = decide(msgspec.structs.replace(known, can_record=False))
+        known = Known(slots=self.slots(), record=self.record)
+        verdict = Verdict(passed=passed, reason="" if passed else "x")
+        decision = decide(known, verdict)
+        if isinstance(decision, Reboot) and not decision.bad and not self.writable:
+            decision = decide(msgspec.structs.replace(known, can_record=False), verdict)
         match decision:
             case Settle(good=good, bad=bad, record=record):
                 assert good is not None

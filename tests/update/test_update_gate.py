@@ -9,10 +9,22 @@ from stub_rauc import StubRauc
 
 from magnitude.update.gate import Outcome, settle
 from magnitude.update.slots import Rauc, SlotToolError
-from magnitude.update.terms import Verdict
+from magnitude.update.terms import TrialRecord, Verdict
 from magnitude.update.trial_file import HELPER_REBOOTS, PROVED, RECORD, TrialFile
 
 PASSED, FAILED = Verdict(passed=True), Verdict(passed=False, reason="golden texts differ")
+
+
+class CountedFile(TrialFile):
+    """A record that keeps what was written to it."""
+
+    def __init__(self, folder: Path) -> None:
+        super().__init__(folder)
+        self.saved: list[TrialRecord] = []
+
+    def save(self, record: TrialRecord) -> bool:
+        self.saved.append(record)
+        return super().save(record)
 
 
 class Device:
@@ -23,15 +35,18 @@ class Device:
         self.data = folder / "data"
         self.data.mkdir()
         self.reboots = 0
+        self.saved: list[TrialRecord] = []
 
     def reboot(self) -> None:
         self.reboots += 1
         self.stub.boot()
 
     def checked(self, verdict: Verdict) -> Outcome:
-        return settle(
-            verdict, Rauc((str(self.stub.path),)), TrialFile(self.data), reboot=self.reboot, system=f"id-{self.slot}"
-        )
+        file = CountedFile(self.data)
+        try:
+            return settle(verdict, Rauc((str(self.stub.path),)), file, reboot=self.reboot, system=f"id-{self.slot}")
+        finally:
+            self.saved = file.saved
 
     @property
     def slot(self) -> str:
@@ -98,6 +113,30 @@ def test_a_boot_loader_that_takes_no_mark_is_not_rebooted_for(device: Device) ->
     assert device.reboots == 3
 
 
+def test_each_failure_is_recorded_once_and_a_mark_only_when_it_is_there(device: Device) -> None:
+    device.updated()
+    # A boot loader that does not count: four reboots, the last of them by a mark.
+    for reboots, marked in ((1, False), (2, False), (3, False), (3, True)):
+        device.stub.set(left={"A": 3, "B": 99})
+        assert device.checked(FAILED).end == "rebooting"
+        (record,) = device.saved
+        assert record.trial is not None
+        assert (record.trial.reboots, record.trial.marked_bad) == (reboots, marked)
+    assert device.slot == "A"
+
+
+def test_a_mark_that_was_not_taken_is_not_recorded_as_one(device: Device) -> None:
+    device.updated()
+    device.stub.set(stubborn=True, left={"A": 3, "B": 99})
+    for _ in range(3):
+        device.checked(FAILED)
+    assert device.checked(FAILED).end == "given up"
+    assert device.saved == []
+    trial = TrialFile(device.data).load().trial
+    assert trial is not None
+    assert not trial.marked_bad
+
+
 def test_a_slot_tool_that_does_not_answer_marks_and_reboots_nothing(device: Device) -> None:
     device.updated()
     device.stub.set(fails=True)
@@ -113,6 +152,15 @@ def test_the_helper_is_told_what_was_proved_and_its_count_begins_anew(device: De
     device.checked(PASSED)
     assert (device.data / PROVED).read_text() == "A id-A\nB id-B\n"
     assert not (device.data / HELPER_REBOOTS).exists()
+
+
+def test_a_helper_that_cannot_be_told_is_no_failure_and_is_said(device: Device) -> None:
+    device.updated()
+    (device.data / PROVED).unlink()
+    (device.data / PROVED / "in the way").mkdir(parents=True)
+    outcome = device.checked(PASSED)
+    assert outcome.end == "good"
+    assert any("could not be kept" in line for line in outcome.said)
 
 
 def test_looking_at_the_record_changes_nothing(device: Device) -> None:

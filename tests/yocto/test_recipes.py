@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from image.debian.left_out import PYTHON_PACKAGES
 from yocto.checks.command import lint, sanity
 from yocto.checks.dependencies import check_tested, installed
 from yocto.checks.layer import CHECKOUT, LAYER, read_layer
@@ -43,3 +44,12 @@ def test_no_file_of_the_layer_names_a_host_that_packages_are_downloaded_from() -
         if path.is_file():
             assert "pythonhosted" not in path.read_text(), path
             assert "pypi.org" not in path.read_text(), path
+
+
+def test_the_run_times_library_for_c_stays_out_of_the_image_as_out_of_packages() -> None:
+    """Each build has a list of its own of what ONNX Runtime brings for a developer's desk."""
+    (recipe,) = LAYER.rglob("python3-onnxruntime-bin_*.bb")
+    tools = recipe.read_text().partition('FILES:${PN}-tools = "')[2].partition('"')[0]
+    left_out = {name.removeprefix("${PYTHON_SITEPACKAGES_DIR}/") for name in tools.split() if name != "\\"}
+    assert "onnxruntime/capi/libonnxruntime.so*" in left_out
+    assert left_out == {name for name in PYTHON_PACKAGES if name.startswith("onnxruntime/")}

@@ -34,10 +34,12 @@ def prepare() -> None:
 
 def grow() -> None:
     """Give the data partition the rest of the card."""
-    from magnitude.firstboot.grow import grow_data
+    from functools import partial
+
+    from magnitude.firstboot.grow import GROW_S, grow_data
     from magnitude.units.host import run_quietly
 
-    typer.echo(grow_data(run=run_quietly))
+    typer.echo(grow_data(run=partial(run_quietly, within_s=GROW_S)))
 
 
 def announce(

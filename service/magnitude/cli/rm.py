@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import shutil
-import tempfile
 from pathlib import Path
 from typing import Annotated
 
@@ -46,8 +44,7 @@ def remove(
         for other in others:
             if not take_away(place / other, other, yes=yes):
                 return  # what is left of them still needs the model
-    if take_away(target, name, yes=yes) and SEPARATOR not in name:
-        drop_previous(target)
+    take_away(target, name, yes=yes)
 
 
 def variants_in(place: Path, model: str) -> list[str]:
@@ -58,39 +55,36 @@ def variants_in(place: Path, model: str) -> list[str]:
 
 
 def take_away(target: Path, name: str, *, yes: bool) -> bool:
-    """Remove a folder, or a link to one, if the person agrees; whether it was."""
+    """Remove a model or an adapter, or a link to one, with what it has replaced, if the person agrees; whether it
+    was."""
     from magnitude.cli.numbers import size
-
-    if target.is_symlink():
-        if not yes and not typer.confirm(f"Remove the link {target} (what it points to stays)?"):
-            return False
-        target.unlink()
-        typer.echo(f"removed {name}")
-        return True
-    size_bytes = sum(path.lstat().st_size for path in target.rglob("*") if not path.is_dir())
-    if not yes and not typer.confirm(f"Remove {target} ({size(size_bytes)})?"):
-        return False
-    # Renamed first: a removal that is cut short leaves a hidden leftover, not half a model under its name.
-    grave = Path(tempfile.mkdtemp(prefix=".removing-", dir=target.parent))
-    target.rename(grave / target.name)
-    shutil.rmtree(grave)
-    typer.echo(f"removed {name} ({size(size_bytes)})")
-    return True
-
-
-def drop_previous(target: Path) -> None:
-    """What the model had replaced goes with it."""
-    from magnitude.cli.numbers import size
+    from magnitude.models.importing.staging import remove_whole
     from magnitude.models.previous import previous_of
 
     previous = previous_of(target)
-    if previous.is_symlink():
-        previous.unlink()
-        typer.echo(f"removed the link to the earlier {target.name}")
-    elif previous.is_dir():
-        size_bytes = sum(path.lstat().st_size for path in previous.rglob("*") if not path.is_dir())
-        shutil.rmtree(previous)
-        typer.echo(f"removed the earlier {target.name} ({size(size_bytes)})")
+    # The predecessor first: cut short in between, the model is there to be removed again, and nothing is left that no
+    # verb shows.
+    earlier = {previous: f"the earlier {target.name}"} if previous.is_symlink() or previous.is_dir() else {}
+    parts = {**earlier, target: name}
+    if not yes and not typer.confirm(f"Remove {' and '.join(map(described, reversed(parts)))}?"):
+        return False
+    for path, called in parts.items():
+        said = f"removed {called}" if path.is_symlink() else f"removed {called} ({size(size_of(path))})"
+        remove_whole(path)
+        typer.echo(said)
+    return True
+
+
+def described(path: Path) -> str:
+    """What is to be removed, for the question."""
+    from magnitude.cli.numbers import size
+
+    return f"the link {path} (what it points to stays)" if path.is_symlink() else f"{path} ({size(size_of(path))})"
+
+
+def size_of(folder: Path) -> int:
+    """Bytes of all its files."""
+    return sum(path.lstat().st_size for path in folder.rglob("*") if not path.is_dir())
 
 
 def removable(place: Path, name: str) -> Path:

@@ -23,7 +23,6 @@ class Facts(msgspec.Struct, frozen=True, kw_only=True):
     version: str
     host: str
     active_state: str = ""
-    sub_state: str = ""
     status_text: str = ""
     exit_status: int = 0
     restarts: int = 0
@@ -34,16 +33,14 @@ class Facts(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Announcement(msgspec.Struct, frozen=True, kw_only=True):
-    """`line` for the console and the journal, `issue` for agetty; `ready`: whether the service answers."""
+    """`line` for the console and the journal, `issue` for agetty."""
 
     line: str
     issue: str
-    ready: bool
 
 
 def announce(facts: Facts) -> Announcement:
     """The texts for `facts`."""
-    ready = facts.active_state in ("active", "reloading")
     state = _state(facts)
     where = ", ".join(facts.addresses) if facts.addresses else "no network address yet"
     line = f"Magnitude {facts.version} on {facts.host} ({where}): {state}"
@@ -53,7 +50,6 @@ def announce(facts: Facts) -> Announcement:
     return Announcement(
         line=" ".join(_printable(text) for text in (line, *further)),
         issue="".join(f"{text}\n" for text in issue) + "\n",
-        ready=ready,
     )
 
 

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import logging
 import platform
 import shutil
-import subprocess
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -28,7 +28,7 @@ from magnitude.firstboot.takeover import Places
 from magnitude.firstboot.takeover_files import FOLDER, Noted, Outcome, take_over
 from magnitude.paths import SYSTEM_CONFIG
 from magnitude.persist import StateFile, write_atomic
-from magnitude.units.host import run_quietly
+from magnitude.units.host import HostCommandFailed, output_of, run_quietly
 
 _log = logging.getLogger(__name__)
 
@@ -45,7 +45,8 @@ UBOOT_CONFIG = Path("/etc/fw_env.config")
 # Units that last until the next boot.
 RUN_UNITS = Path("/run/systemd/system")
 
-_COMMAND_S = 10.0
+# What is only asked about is asked while people wait for the console: systemd and the kernel answer at once.
+_ASK_S = 10.0
 _SERVERS = "/usr/sbin:/sbin:/usr/bin:/bin"  # whatever PATH says of the former
 
 
@@ -136,8 +137,10 @@ def _open_socket(device: Device, run: Run) -> None:
         write_atomic(path, wanted.text.encode())
     else:
         path.unlink()
-    # The service waits for the socket, and this for neither: it runs before both are up.
-    for command in (("systemctl", "daemon-reload"), ("systemctl", "--no-block", "try-restart", "magnitude.socket")):
+    # A socket is not started while its service runs, so both are, in one transaction; what does not run yet, as at a
+    # boot, is left. Nothing is waited for: the service starts after this.
+    units = ("magnitude.socket", "magnitude.service")
+    for command in (("systemctl", "daemon-reload"), ("systemctl", "--no-block", "try-restart", *units)):
         failure = run(command)
         if failure is not None:
             raise OSError(failure)
@@ -146,9 +149,9 @@ def _open_socket(device: Device, run: Run) -> None:
 def _say(outcome: Outcome) -> None:
     if outcome.result == "rejected":
         _log.warning("%s was not taken over: %s", outcome.name, outcome.detail)
-    elif outcome.result == "taken" or not outcome.detail:
+    elif outcome.result == "taken" or (outcome.result == "finished" and not outcome.detail):
         _log.info("%s was taken over", outcome.name)
-    else:
+    elif outcome.result == "finished":
         _log.info("%s was taken over before; %s", outcome.name, outcome.detail)
 
 
@@ -220,7 +223,6 @@ def read_facts(device: Device, unit: str = "magnitude.service", sleep: Callable[
         version=magnitude.__version__,
         host=platform.node(),
         active_state=shown.get("ActiveState", ""),
-        sub_state=shown.get("SubState", ""),
         status_text=shown.get("StatusText", ""),
         exit_status=_number(shown.get("ExecMainStatus", "")),
         restarts=_number(shown.get("NRestarts", "")),
@@ -232,7 +234,7 @@ def read_facts(device: Device, unit: str = "magnitude.service", sleep: Callable[
 
 
 def _unit_state(unit: str) -> dict[str, str]:
-    names = "ActiveState,SubState,StatusText,ExecMainStatus,NRestarts"
+    names = "ActiveState,StatusText,ExecMainStatus,NRestarts"
     lines = _output("systemctl", "show", f"--property={names}", unit).splitlines()
     return dict(line.partition("=")[::2] for line in lines)
 
@@ -256,13 +258,6 @@ def _number(text: str) -> int:
 
 def _output(*command: str) -> str:
     """What a program prints; "" when it is missing or fails."""
-    program = shutil.which(command[0])
-    if program is None:
-        return ""
-    try:
-        done = subprocess.run(
-            (program, *command[1:]), capture_output=True, text=True, timeout=_COMMAND_S, check=False
-        )
-    except (subprocess.TimeoutExpired, OSError):
-        return ""
-    return done.stdout
+    with contextlib.suppress(HostCommandFailed):
+        return output_of(command, within_s=_ASK_S)
+    return ""

@@ -18,10 +18,11 @@ _TYPES = (
     "sk-ecdsa-sha2-nistp256@openssh.com",
     "ssh-rsa",
 )
-# Fields are parted by blanks, except inside of quotes (options such as command="...").
-_FIELD = re.compile(r'(?:[^\s"]|"(?:[^"\\]|\\.)*")+')
 # OpenSSH refuses shorter ones (RequiredRSASize defaults to 1024; 2048 is what is still made anywhere).
 _RSA_BITS = 2048
+# Options in front of a key end at the first blank outside of quotes, in which `\"` is no quote.
+_OPTION = r'[A-Za-z0-9-]+(?:="(?:[^"\\]|\\"|\\(?!"))*")?'
+_OPTIONS = re.compile(rf"^{_OPTION}(?:,{_OPTION})*[ \t]+")
 
 
 def parse_login_keys(text: str) -> str:
@@ -50,22 +51,25 @@ def parse_login_keys(text: str) -> str:
 
 
 def _check(line: str, number: int) -> None:
-    fields = _FIELD.findall(line)
-    # Options may stand in front of the type.
-    at = next((index for index, field in enumerate(fields[:2]) if field in _TYPES), None)
-    if at is None:
+    fields = _fields(line)
+    if fields[0] not in _TYPES:
+        fields = _fields(_OPTIONS.sub("", line, count=1))
+    if fields[0] not in _TYPES:
         raise Refused(
             f"Line {number} names no type of key that is accepted",
             hint="One key a line, unbroken: ssh-ed25519 AAAA… name. Older types are not accepted any more",
         )
-    blob = _decoded(fields[at + 1] if len(fields) > at + 1 else "")
-    parts = _parts(blob)
-    if not parts or parts[0] != fields[at].encode() or len(parts) < 2:
+    parts = _parts(_decoded(fields[1] if len(fields) > 1 else ""))
+    if len(parts) < 2 or parts[0] != fields[0].encode():
         raise Refused(f"The key in line {number} is cut off or damaged", hint="Copy the whole line again, unbroken")
-    if fields[at] == "ssh-rsa" and (len(parts) < 3 or int.from_bytes(parts[2], "big").bit_length() < _RSA_BITS):
+    if fields[0] == "ssh-rsa" and (len(parts) < 3 or int.from_bytes(parts[2], "big").bit_length() < _RSA_BITS):
         raise Refused(
             f"The RSA key in line {number} has less than {_RSA_BITS} bits", hint="Make one: ssh-keygen -t ed25519"
         )
+
+
+def _fields(text: str) -> list[str]:
+    return re.split("[ \t]+", text, maxsplit=2)
 
 
 def _decoded(text: str) -> bytes:

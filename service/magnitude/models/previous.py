@@ -16,10 +16,11 @@ import os
 import shutil
 from pathlib import Path
 
-from magnitude.errors import ModelError
+from magnitude.errors import MagnitudeError, ModelError
+from magnitude.models.catalogue import open_folder
 from magnitude.models.description import ModelDescription
-from magnitude.models.importing.staging import staging_folder
-from magnitude.models.integrity import check_integrity
+from magnitude.models.importing.staging import remove_whole, staging_folder
+from magnitude.models.integrity import damaged_files
 from magnitude.models.manifest import MANIFEST_FILE, read_manifest
 from magnitude.persist import sync_folder
 
@@ -72,7 +73,13 @@ def put_back(folder: Path) -> None:
             param=folder.name,
         )
     if (previous / MANIFEST_FILE).exists():
-        check_integrity(previous, read_manifest(previous), deep=True)
+        manifest = read_manifest(previous)
+        if damaged := damaged_files(previous, manifest, deep=True):
+            raise ModelError(
+                damaged[0],
+                hint=f"The present model stays; for the earlier one import {manifest.source.file} (`--replace`)",
+                param=folder.name,
+            )
     try:
         if not folder.exists() and not folder.is_symlink():
             previous.rename(folder)
@@ -88,10 +95,18 @@ def put_back(folder: Path) -> None:
 
 
 def forget_previous(model: ModelDescription) -> bool:
-    """Remove what the model has replaced. Whether there was anything, and it could be removed. Blocks."""
+    """Remove what the model has replaced. Whether there was anything, and it could be removed. Blocks.
+
+    A model that has been replaced itself since it was described says nothing about the one that has its place now:
+    what that one has replaced, this very model, stays.
+    """
+    folder = Path(model.folder)
+    previous = previous_of(folder)
     try:
-        return _forget(previous_of(Path(model.folder)))
-    except OSError:  # somebody else's folder: the next import of that name removes it
+        if not previous.is_dir() and not previous.is_symlink():
+            return False
+        return open_folder(folder).model_hash == model.model_hash and _forget(previous)
+    except (MagnitudeError, OSError):  # somebody else's folder: the next import of that name removes it
         return False
 
 
@@ -142,12 +157,12 @@ def _kept(folder: Path, previous: Path) -> bool:
 
 
 def _forget(previous: Path) -> bool:
-    """Renamed first: a removal that is cut short leaves no half model under the name. Raises `OSError`."""
-    if previous.is_symlink():
-        previous.unlink()
-        return True
-    if not previous.is_dir():
+    """Whether there was anything. Raises `OSError`; the predecessor is as it was then."""
+    if not previous.is_symlink() and not previous.is_dir():
         return False
-    with staging_folder(previous.parent, "previous") as grave:
-        previous.rename(grave / previous.name)
+    try:
+        remove_whole(previous)
+    except OSError:
+        if previous.is_symlink() or previous.is_dir():
+            raise  # otherwise what is left of it has another name, and is nobody's predecessor
     return True

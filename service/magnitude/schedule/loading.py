@@ -32,7 +32,8 @@ from magnitude.supervise.lifecycle import LoadFailed, ModelsReady
 log = logging.getLogger("magnitude.schedule")
 
 # Reading the weights is what loading waits for: an SD card gives about 20 MB/s at worst, and a graph of any size
-# takes some seconds to build on a small core.
+# takes some seconds to build on a small core, and some ten times as long where other work takes that core. Each model
+# has its graph, so each has the time for it.
 SLOWEST_READ_BYTES_PER_S = 10_000_000
 LOAD_BASE_S = 60.0
 # Engines that may die while they load a model before it is left out for the sake of the others. One or two can be
@@ -41,8 +42,11 @@ DEATHS_TOLERATED = 3
 
 
 def load_deadline_s(plans: list[ModelPlan]) -> float:
-    """Time after which loading all of `plans` counts as hung."""
-    return LOAD_BASE_S + sum(plan.description.weight_bytes for plan in plans) / SLOWEST_READ_BYTES_PER_S
+    """Time after which loading all of `plans`, one after the other, counts as hung."""
+    models = [model for plan in plans for model in (plan.description, plan.draft) if model is not None]
+    weight_bytes = sum(model.weight_bytes for model in models)
+    # Without a model there is still an engine to be reached.
+    return LOAD_BASE_S * max(1, len(models)) + weight_bytes / SLOWEST_READ_BYTES_PER_S
 
 
 class _Fresh:

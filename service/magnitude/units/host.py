@@ -1,4 +1,4 @@
-"""What the machine says about itself, and the commands that make it take notice of new units."""
+"""What the machine says about itself, and the one way to run its commands."""
 
 from __future__ import annotations
 
@@ -16,7 +16,9 @@ from magnitude.errors import ConfigError, MagnitudeError
 # sd_booted(3): this folder exists exactly where systemd is the init system.
 BOOTED = "run/systemd/system"
 
-_COMMAND_S = 60.0  # systemctl on a busy board; far beyond what any of them takes
+# systemctl on a busy board, a partition table on a slow card, a boot loader's environment on a worn one: far beyond
+# what any of them takes, and a command that hangs ends all the same.
+COMMAND_S = 60.0
 
 # Hidden from the service by PrivateTmp= and ProtectHome= of its unit.
 _TEMPORARY = (Path("/tmp"), Path("/var/tmp"))  # noqa: S108 - compared with, not written to
@@ -48,7 +50,7 @@ def systemd_version(root: Path) -> int:
 
 def _running_version() -> int | None:
     try:
-        return parse_version(_run(("systemctl", "--version")))
+        return parse_version(output_of(("systemctl", "--version")))
     except HostCommandFailed:
         return None
 
@@ -120,27 +122,38 @@ def lies_in_home(paths: Sequence[Path]) -> bool:
     return any(path.is_relative_to(home) for path in paths for home in _HOMES)
 
 
-def run_quietly(command: Sequence[str]) -> str | None:
-    """Run `command`; None when it worked, otherwise why not."""
+def run_quietly(command: Sequence[str], within_s: float = COMMAND_S) -> str | None:
+    """Run `command`; None when it worked, otherwise why not, also when it did not end `within_s`."""
     try:
-        _run(command)
+        output_of(command, within_s=within_s)
     except HostCommandFailed as error:
-        return str(error)
+        return error.message
     return None
 
 
-def _run(command: Sequence[str]) -> str:
+def output_of(
+    command: Sequence[str], *, given: str = "", within_s: float = COMMAND_S, to_terminal: bool = False
+) -> str:
+    """What `command` prints, with `given` on its standard input. `to_terminal`: people see its words instead, and
+    nothing is returned. Raises `HostCommandFailed`, also after `within_s`."""
     program = shutil.which(command[0])
     if program is None:
         raise HostCommandFailed(f"{command[0]} is not installed")
     try:
         done = subprocess.run(
-            (program, *command[1:]), capture_output=True, text=True, timeout=_COMMAND_S, check=False
+            (program, *command[1:]),
+            input=given,
+            capture_output=not to_terminal,
+            encoding="utf-8",
+            errors="replace",
+            timeout=within_s,
+            check=False,
         )
     except subprocess.TimeoutExpired:
-        raise HostCommandFailed(f"{' '.join(command)} did not end within {_COMMAND_S:.0f} s") from None
+        raise HostCommandFailed(f"{' '.join(command)} did not end within {within_s:.0f} s") from None
     except OSError as error:
         raise HostCommandFailed(f"{command[0]} cannot be run: {error.strerror or error}") from error
     if done.returncode:
-        raise HostCommandFailed(f"{' '.join(command)}: {done.stderr.strip() or f'status {done.returncode}'}")
-    return done.stdout
+        said = f": {done.stderr.strip()}" if done.stderr and done.stderr.strip() else ""
+        raise HostCommandFailed(f"{' '.join(command)} ended with status {done.returncode}{said}")
+    return done.stdout or ""

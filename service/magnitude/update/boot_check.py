@@ -96,9 +96,9 @@ class _Watch:
         try:
             with around.connect() as service:
                 self._reading = _read(service, around.clock)
-                breaks = self._steady.breaks
+                before_s = self._steady.since_s
                 self._steady = observe(self._steady, self._reading)
-                if self._steady.breaks != breaks:
+                if before_s is not None and self._steady.since_s != before_s:
                     self._proofs = None  # another process: it is to show it anew
                     self._say(self._steady.breaks[-1])
                 if self._steady.since_s is not None and self._proofs is None:
@@ -106,7 +106,7 @@ class _Watch:
         except MagnitudeError as error:
             self._reading = Reading(at_s=around.clock(), reasons=(error.message,))
             self._steady = observe(self._steady, self._reading)
-            self._proofs = None if self._steady.since_s is None else self._proofs
+            self._proofs = None
         if self._proofs is not None and self._steady.green_s(around.clock()) >= around.steady_s:
             self.outcome = self._judged()
 
@@ -162,17 +162,20 @@ class _Watch:
 
 
 def _read(service: RunningService, clock: Callable[[], float]) -> Reading:
-    """One look. Raises `MagnitudeError` when it does not answer."""
+    """One look. Raises `MagnitudeError` when it does not answer, or not with all that is judged here."""
     ready, said = service.readiness()
-    uptime_s = service.get("/healthz").get("uptime_s")
-    return Reading(
-        at_s=clock(),
-        ready=ready,
-        uptime_s=float(uptime_s) if isinstance(uptime_s, int | float) else None,
-        engine_restarts=int(said.get("engine_restarts", 0)),
-        persistence=said.get("persistence", "on") == "on",
-        reasons=tuple(str(reason) for reason in said.get("reasons", [])),
-    )
+    health = service.get("/healthz")
+    try:
+        return Reading(
+            at_s=clock(),
+            ready=ready,
+            uptime_s=float(health["uptime_s"]),
+            engine_restarts=int(said["engine_restarts"]),
+            persistence=said["persistence"] == "on",
+            reasons=tuple(str(reason) for reason in said.get("reasons", [])),
+        )
+    except (AttributeError, KeyError, TypeError, ValueError) as error:
+        raise MagnitudeError(f"the service's health makes no sense: {error!r}") from error
 
 
 def _proof_finding(proof: Proof) -> Finding:

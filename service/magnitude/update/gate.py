@@ -8,7 +8,7 @@ from typing import Literal
 import msgspec
 
 from magnitude.update.slots import SlotTool
-from magnitude.update.terms import GiveUp, Known, Reboot, Settle, TrialRecord, Verdict, Wait
+from magnitude.update.terms import GiveUp, Known, Reboot, Settle, TrialRecord, Verdict
 from magnitude.update.trial import decide
 from magnitude.update.trial_file import TrialFile
 
@@ -25,10 +25,11 @@ def settle(verdict: Verdict, tool: SlotTool, file: TrialFile, *, reboot: Callabl
 
     Raises `SlotToolError`; nothing was rebooted then, and the slot is not marked good.
     """
-    known = Known(slots=tool.slots(), record=file.load(), verdict=verdict)
-    decision = decide(known)
-    if isinstance(decision, Reboot) and not file.save(decision.record):
-        decision = decide(msgspec.structs.replace(known, can_record=False))
+    known = Known(slots=tool.slots(), record=file.load())
+    decision = decide(known, verdict)
+    # A mark is recorded once it is there: power lost in between must not leave a record of a mark that is not.
+    if isinstance(decision, Reboot) and not decision.bad and not file.save(decision.record):
+        decision = decide(msgspec.structs.replace(known, can_record=False), verdict)
     match decision:
         case Settle():
             return _settle(decision, known, tool, file, system)
@@ -36,8 +37,6 @@ def settle(verdict: Verdict, tool: SlotTool, file: TrialFile, *, reboot: Callabl
             return _reboot(decision, tool, file, reboot)
         case GiveUp():
             return _given_up(decision)
-        case Wait():
-            raise AssertionError("there is a verdict")
 
 
 def _settle(decision: Settle, known: Known, tool: SlotTool, file: TrialFile, system: str) -> Outcome:
@@ -49,7 +48,8 @@ def _settle(decision: Settle, known: Known, tool: SlotTool, file: TrialFile, sys
     if decision.record != known.record and not file.save(decision.record):
         said.append(f"That the slot was proved could not be kept: {file.off}.")
     tool.mark_good(decision.good)
-    file.tell_helper(slot.bootname, system)
+    if not file.tell_helper(slot.bootname, system):
+        said.append(f"The record for a check that cannot be made could not be kept in {file.folder}.")
     said.insert(0, f"Slot {slot.bootname} is marked good.")
     for name in decision.bad:
         tool.mark_bad(name)

@@ -3,18 +3,15 @@
 from __future__ import annotations
 
 import shutil
-import subprocess
 from collections.abc import Sequence
-from typing import Any, Protocol
+from typing import Protocol
 
 import msgspec
 
 from magnitude.errors import MagnitudeError
+from magnitude.units.host import COMMAND_S, HostCommandFailed, output_of
 from magnitude.update.terms import FACTORY, Slot
 
-# Answers come within a second; a boot loader's environment on a worn card can take some. A tool that hangs must not
-# hold up the gate for ever.
-ASK_S = 60.0
 # Copying a root file system to a slow card takes minutes.
 INSTALL_S = 3600.0
 
@@ -94,7 +91,7 @@ class Rauc:
         said = self._run("status", "--detailed", "--output-format=json")
         try:
             status = msgspec.json.decode(said, type=_Status)
-        except (msgspec.MsgspecError, UnicodeDecodeError) as error:
+        except msgspec.MsgspecError as error:
             raise SlotToolError(
                 f"{self._command[0]} status said something that is not understood: {error}",
                 hint="RAUC has to be built with JSON support (`rauc status --output-format=json` shows it)",
@@ -109,27 +106,13 @@ class Rauc:
         self._run("status", "mark-bad", name)
 
     def install(self, bundle: str) -> None:
-        self._run("install", bundle, within_s=INSTALL_S, shown=True)
+        self._run("install", bundle, within_s=INSTALL_S, to_terminal=True)
 
-    def _run(self, *arguments: str, within_s: float = ASK_S, shown: bool = False) -> bytes:
-        """What the tool prints. `shown`: its words go to the terminal instead."""
-        words = [*self._command, *arguments]
-        pipe: Any = None if shown else subprocess.PIPE
+    def _run(self, *arguments: str, within_s: float = COMMAND_S, to_terminal: bool = False) -> str:
         try:
-            done = subprocess.run(
-                words, stdin=subprocess.DEVNULL, stdout=pipe, stderr=pipe, timeout=within_s, check=False
-            )
-        except (OSError, subprocess.TimeoutExpired) as error:
-            raise SlotToolError(
-                f"`{' '.join(words)}` could not be run to its end: {error}", hint="Look at `systemctl status rauc`"
-            ) from error
-        if done.returncode:
-            said = (done.stderr or b"").decode("utf-8", "replace").strip().splitlines()
-            raise SlotToolError(
-                f"`{' '.join(words)}` failed with status {done.returncode}{': ' + said[-1] if said else ''}",
-                hint="Look at `journalctl -u rauc`",
-            )
-        return done.stdout or b""
+            return output_of((*self._command, *arguments), within_s=within_s, to_terminal=to_terminal)
+        except HostCommandFailed as error:
+            raise SlotToolError(error.message, hint="Look at `journalctl -u rauc`") from error
 
 
 def _slot(name: str, slot: _Slot) -> Slot:

@@ -50,21 +50,16 @@ class Verdict(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Known(msgspec.Struct, frozen=True, kw_only=True):
-    """Everything that a decision sees. `verdict` None: the check goes on. `can_record` is false once the record could
-    not be written."""
+    """Everything that a decision sees beside the verdict. `can_record` is false once the record could not be
+    written."""
 
     slots: tuple[Slot, ...] = ()
     record: TrialRecord = TrialRecord()
-    verdict: Verdict | None = None
     can_record: bool = True
 
     @property
     def booted(self) -> Slot | None:
         return next((slot for slot in self.slots if slot.booted), None)
-
-
-class Wait(msgspec.Struct, frozen=True, kw_only=True, tag=True):
-    """The check goes on."""
 
 
 class Settle(msgspec.Struct, frozen=True, kw_only=True, tag=True):
@@ -77,8 +72,8 @@ class Settle(msgspec.Struct, frozen=True, kw_only=True, tag=True):
 
 
 class Reboot(msgspec.Struct, frozen=True, kw_only=True, tag=True):
-    """The check has failed: keep `record`, then reboot. `bad` is a slot that is marked bad before, and without which
-    mark there is no reboot ("": none, the boot loader counts by itself)."""
+    """The check has failed: keep `record`, then reboot. `bad` is a slot that is marked bad before either, and without
+    which mark there is neither ("": none, the boot loader counts by itself)."""
 
     record: TrialRecord
     reason: str
@@ -92,5 +87,5 @@ class GiveUp(msgspec.Struct, frozen=True, kw_only=True, tag=True):
     why: str
 
 
-Decision = Wait | Settle | Reboot | GiveUp
+Decision = Settle | Reboot | GiveUp
 Standing = Literal["no slots", "confirmed", "on trial"]

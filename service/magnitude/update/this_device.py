@@ -18,6 +18,7 @@ from magnitude.errors import MagnitudeError
 from magnitude.intake.terms import KEEP
 from magnitude.models.catalogue import BrokenModel, scan
 from magnitude.models.description import ModelDescription
+from magnitude.units.host import run_quietly
 from magnitude.update.boot_check import CHECK, STEADY_S, BootReport, Surroundings, check_boot
 from magnitude.update.terms import Verdict
 
@@ -148,11 +149,10 @@ def reboot_by(command: tuple[str, ...]) -> Callable[[], None]:
     """A function that reboots the device by `command`. It raises `MagnitudeError` when that is refused."""
 
     def reboot() -> None:
-        try:
-            subprocess.run(command, check=True, timeout=FURTHER_S)
-        except (OSError, subprocess.SubprocessError) as error:
+        failure = run_quietly(command)
+        if failure is not None:
             raise MagnitudeError(
-                f"The device could not be rebooted: {error}", hint="Reboot it by hand; the boot loader then goes on"
-            ) from error
+                f"The device could not be rebooted: {failure}", hint="Reboot it by hand; the boot loader then goes on"
+            )
 
     return reboot

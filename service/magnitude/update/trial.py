@@ -20,7 +20,7 @@ from magnitude.update.terms import (
     Standing,
     Trial,
     TrialRecord,
-    Wait,
+    Verdict,
 )
 
 # As many tries as the boot loader gives a slot: with the last of these reboots it falls back by itself. Where it does
@@ -28,14 +28,12 @@ from magnitude.update.terms import (
 MAX_REBOOTS = 3
 
 
-def decide(known: Known) -> Decision:
-    """What follows from what is known now."""
-    if known.verdict is None:
-        return Wait()
+def decide(known: Known, verdict: Verdict) -> Decision:
+    """What follows from `verdict`. There is nothing to decide while the check goes on."""
     slot = known.booted
-    if known.verdict.passed:
+    if verdict.passed:
         return _settled(known, slot)
-    reason = known.verdict.reason
+    reason = verdict.reason
     if slot is None:
         return GiveUp(reason=reason, why="this system was not started from a slot that could be changed for another")
     if is_confirmed(slot, known.record):

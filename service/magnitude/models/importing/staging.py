@@ -60,6 +60,22 @@ def staging_folder(place: Path, name: str) -> Iterator[Path]:
             shutil.rmtree(folder, ignore_errors=True)
 
 
+def remove_whole(folder: Path) -> None:
+    """Remove a folder, or a link but not what it leads to.
+
+    Renamed first: a removal that is cut short leaves no half model under the name, and what it leaves the next import
+    removes. Raises `OSError`.
+    """
+    if folder.is_symlink():
+        folder.unlink()
+    else:
+        with staging_folder(folder.parent, folder.name.lstrip(".")) as grave:
+            folder.rename(grave / folder.name)
+            sync_folder(folder.parent)
+            shutil.rmtree(grave / folder.name)
+    sync_folder(folder.parent)
+
+
 def put_in_place(
     staging: Path,
     target: Path,
