@@ -17,7 +17,7 @@ MAGNITUDE_GIT_URI ?= "git://${@os.path.realpath('${MAGNITUDE_LAYERDIR}/../..')};
 SRC_URI = "${MAGNITUDE_GIT_URI};nobranch=1 \
     file://place-units.py \
 "
-SRCREV = "11a87bef759a53a543c1537d010096e041cec06e"
+SRCREV = "19d113f6fe0c362c7a65f30a15325fce22491086"
 
 inherit features_check python_hatchling systemd useradd
 
