@@ -4,7 +4,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from tiny_tokenizers import byte_fallback, byte_level, word_piece
+from tokenizers import AddedToken, Tokenizer, models, processors
 
+from magnitude.models.description import SpecialTokens
 from magnitude.text.tokenizer import TextTokenizer
 
 BYTE_LEVEL = byte_level()
@@ -68,6 +70,31 @@ def test_a_pair_has_the_segments_of_its_post_processor() -> None:
     encoded = WORD_PIECE.encode_pair("hello", "world is")
     assert encoded.ids == [2, 9, 3, 10, 12, 3]
     assert encoded.token_types == [0, 0, 0, 1, 1, 1]
+
+
+def capitals(*, whole: bool) -> TextTokenizer:
+    """A vocabulary without small letters, and begin and end tokens around a text; `whole`: with any letter at all."""
+    vocab = {"<s>": 0, "</s>": 1, **({"A": 2, "B": 3} if whole else {})}
+    tokenizer = Tokenizer(models.BPE(vocab=vocab, merges=[]))
+    tokenizer.post_processor = processors.TemplateProcessing(
+        single="<s> $A </s>", pair="<s> $A </s> $B:1 </s>:1", special_tokens=[("<s>", 0), ("</s>", 1)]
+    )
+    tokenizer.add_special_tokens([AddedToken(t, normalized=False) for t in ("<s>", "</s>")])
+    return TextTokenizer(tokenizer, SpecialTokens(bos=0, eos=(1,), add_bos=True))
+
+
+def test_what_goes_around_texts_is_found_for_a_vocabulary_without_small_letters() -> None:
+    tokenizer = capitals(whole=True)
+    assert tokenizer.encode_single("BA").ids == [0, 3, 2, 1]
+    pair = tokenizer.encode_pair("A", "B")
+    assert (pair.ids, pair.token_types) == ([0, 2, 1, 3, 1], [0, 0, 0, 1, 1])
+    assert tokenizer.encode_prompt("abc") == [0]
+
+
+def test_a_vocabulary_that_no_text_can_be_written_in_is_none_to_fail_over() -> None:
+    tokenizer = capitals(whole=False)
+    assert tokenizer.encode_single("AB").ids == []
+    assert tokenizer.encode_pair("A", "B").ids == []
 
 
 def test_padding_and_truncation_in_the_tokenizer_file_do_not_apply() -> None:

@@ -254,20 +254,35 @@ class TextTokenizer:
         ids = self._encode_raw(_NO_CHARACTER)
         return ids[-1] if ids and self.token_text(ids[-1]).startswith("<unk") else None
 
+    def _two_probes(self) -> tuple[str, str]:
+        """Two texts that have tokens, to see what is put around texts: letters, or what the vocabulary has instead;
+        empty texts where it has nothing."""
+        if self._encode_raw("a") and self._encode_raw("b"):
+            return "a", "b"
+        ordinary = (
+            text
+            for token in range(self.vocab_size)
+            if token not in self.special_ids and (text := self.token_text(token)) and self._encode_raw(text)
+        )
+        first = next(ordinary, "")
+        return first, next(ordinary, first)
+
     def _frame_of_one(self) -> _Frame:
-        plain = self._encode_raw("a")
-        framed: list[int] = self._tokenizer.encode("a", add_special_tokens=True).ids
-        at = _find(framed, plain)
+        text, _ = self._two_probes()
+        plain = self._encode_raw(text)
+        framed: list[int] = self._tokenizer.encode(text, add_special_tokens=True).ids
+        at = _find(framed, plain) if plain else None
         if at is None:
             return _Frame()
         return _Frame(before=tuple(framed[:at]), after=tuple(framed[at + len(plain) :]))
 
     def _frame_of_two(self) -> _Frame:
-        first, second = self._encode_raw("a"), self._encode_raw("b")
-        framed = self._tokenizer.encode("a", "b", add_special_tokens=True)
+        texts = self._two_probes()
+        first, second = map(self._encode_raw, texts)
+        framed = self._tokenizer.encode(*texts, add_special_tokens=True)
         ids: list[int] = framed.ids
         types: list[int] = framed.type_ids
-        at = _find(ids, first)
+        at = _find(ids, first) if first else None
         then = None if at is None else _find(ids, second, at + len(first))
         if at is None or then is None:
             return _Frame()

@@ -101,7 +101,7 @@ def test_a_model_that_is_imported_on_the_device_is_served(built: Built, booted: 
         timeout_s=BOOT_S,
     )
     with booted.machine.wait_client(built.api_key) as client:
-        reply = client.post("/v1/completions", json={"model": "mine", "prompt": "abc", "max_tokens": 2})
+        reply = client.post("/v1/completions", json={"model": "mine", "prompt": "ABC", "max_tokens": 2})
     assert reply.status_code == 200, reply.text
 
 
