@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import httpx
-from guest import Machine
+from guest import GuestError, Machine
 
 from image.guest import qemu
 
@@ -52,8 +52,11 @@ class ImageMachine(Machine):
     def wait_ready(self) -> None:
         """Wait until the service answers on its unix socket."""
         self.wait_boots(1)
-        check = "python3 /opt/test/ready.py"
-        self.until(f"{check} || {{ systemctl --no-pager status magnitude; false; }}", timeout_s=BOOT_S)
+        try:
+            self.until("python3 /opt/test/ready.py", timeout_s=BOOT_S)
+        except GuestError as error:
+            status = self.run("systemctl --no-pager status magnitude").output
+            raise GuestError(f"{error}\n{status}\n{self.journal('--boot', '--lines=150')}") from error
 
     def wait_confirmed(self, slot: str) -> None:
         """Wait until the check of the boot is over, and `slot`, which runs, was marked good by it."""
