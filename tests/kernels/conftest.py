@@ -32,6 +32,14 @@ def host_driver(host_build: Build) -> Driver:
 
 
 @pytest.fixture(scope="session")
+def arm_build() -> Build:
+    """The driver for aarch64; `kernel_builds.on_processor` says what runs it."""
+    if reason := kernel_builds.why_no_arm_build():
+        _leave_out(reason)
+    return kernel_builds.build_arm()
+
+
+@pytest.fixture(scope="session")
 def loaded(host_build: Build) -> Library:
     return Library(host_build.library)
 

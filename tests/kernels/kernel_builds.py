@@ -46,9 +46,7 @@ def why_no_build() -> str | None:
 def why_no_arm_build() -> str | None:
     if reason := why_no_build():
         return reason
-    if native_arm():
-        return None
-    if shutil.which(CROSS_COMPILER) is None:
+    if not native_arm() and shutil.which(CROSS_COMPILER) is None:
         return f"{CROSS_COMPILER} is missing (package g++-aarch64-linux-gnu; scripts/system-test-setup installs it)"
     if emulator() is None:
         return "qemu-aarch64-static is missing (package qemu-user-static; scripts/system-test-setup installs it)"
@@ -78,17 +76,28 @@ def build_here(*options: str) -> Build:
     return Build(build("here", "-DBUILD_DRIVER=ON", *options))
 
 
-def build_arm() -> Path:
+def build_arm(*options: str) -> Build:
     """The driver for aarch64, linked statically: an emulator needs no libraries of that machine then."""
-    return build(
-        "aarch64",
-        "-DBUILD_DRIVER=ON",
+    cross = [
         "-DCMAKE_SYSTEM_NAME=Linux",
         "-DCMAKE_SYSTEM_PROCESSOR=aarch64",
         f"-DCMAKE_CXX_COMPILER={CROSS_COMPILER}",
-        "-DCMAKE_EXE_LINKER_FLAGS=-static",
-        target="kernels_driver",
+    ]
+    return Build(
+        build(
+            "-".join(["aarch64", *(option.removeprefix("-D").replace("=", "-") for option in options)]),
+            *("-DBUILD_DRIVER=ON", "-DCMAKE_EXE_LINKER_FLAGS=-static", *options),
+            *([] if native_arm() else cross),
+            target="kernels_driver",
+        )
     )
+
+
+def on_processor(arm_build: Build, processor: str) -> Build:
+    """The same build on an emulated processor, by QEMU's name for it; on an Arm machine as well."""
+    found = emulator()
+    assert found is not None
+    return Build(arm_build.folder, (found, "-cpu", processor))
 
 
 def build_sanitized(sanitizers: str) -> Build:
