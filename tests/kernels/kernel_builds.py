@@ -1,0 +1,113 @@
+"""Builds of the kernels for tests: for this machine, for aarch64 under an emulator, with sanitizers.
+
+They lie in MAGNITUDE_HOME and are brought up to date by each run, so that only the first one compiles everything.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import platform
+import shutil
+import subprocess
+from dataclasses import dataclass
+from pathlib import Path
+
+CHECKOUT = Path(__file__).resolve().parents[2]
+SOURCES = CHECKOUT / "kernels"
+CROSS_COMPILER = "aarch64-linux-gnu-g++"
+EMULATORS = ("qemu-aarch64-static", "qemu-aarch64")
+
+
+@dataclass(frozen=True)
+class Build:
+    """A built tree, and how its driver is started."""
+
+    folder: Path
+    prefix: tuple[str, ...] = ()
+
+    @property
+    def library(self) -> Path:
+        return self.folder / "libmagnitude_kernels.so"
+
+    @property
+    def driver_command(self) -> list[str]:
+        return [*self.prefix, str(self.folder / "kernels_driver")]
+
+
+def why_no_build() -> str | None:
+    """What this machine lacks for building the kernels, as a sentence; none when it lacks nothing."""
+    for tool, package in (("cmake", "cmake"), ("make", "make"), ("g++", "g++")):
+        if shutil.which(tool) is None:
+            return f"{tool} is missing (package {package}; scripts/system-test-setup installs it)"
+    return None
+
+
+def why_no_arm_build() -> str | None:
+    if reason := why_no_build():
+        return reason
+    if not native_arm() and shutil.which(CROSS_COMPILER) is None:
+        return f"{CROSS_COMPILER} is missing (package g++-aarch64-linux-gnu; scripts/system-test-setup installs it)"
+    if emulator() is None:
+        return "qemu-aarch64-static is missing (package qemu-user-static; scripts/system-test-setup installs it)"
+    return None
+
+
+def native_arm() -> bool:
+    return platform.machine() == "aarch64"
+
+
+def emulator() -> str | None:
+    return next((path for name in EMULATORS if (path := shutil.which(name))), None)
+
+
+def build(variant: str, *options: str, target: str = "all") -> Path:
+    """The up-to-date build folder of one variant: `options` are CMake's (-D…)."""
+    home = Path(os.environ.get("MAGNITUDE_HOME") or CHECKOUT / ".magnitude")
+    # Several checkouts can share the home folder.
+    checkout = hashlib.sha256(str(SOURCES).encode()).hexdigest()[:8]
+    folder = home / "kernel-builds" / f"{variant}-{checkout}"
+    _run(["cmake", "-S", str(SOURCES), "-B", str(folder), "-DCMAKE_BUILD_TYPE=Release", *options])
+    _run(["cmake", "--build", str(folder), "--target", target, "--parallel", str(os.cpu_count() or 1)])
+    return folder
+
+
+def build_here(*options: str) -> Build:
+    return Build(build("here", "-DBUILD_DRIVER=ON", *options))
+
+
+def build_arm(*options: str) -> Build:
+    """The driver for aarch64, linked statically: an emulator needs no libraries of that machine then."""
+    cross = [
+        "-DCMAKE_SYSTEM_NAME=Linux",
+        "-DCMAKE_SYSTEM_PROCESSOR=aarch64",
+        f"-DCMAKE_CXX_COMPILER={CROSS_COMPILER}",
+    ]
+    return Build(
+        build(
+            "-".join(["aarch64", *(option.removeprefix("-D").replace("=", "-") for option in options)]),
+            *("-DBUILD_DRIVER=ON", "-DCMAKE_EXE_LINKER_FLAGS=-static", *options),
+            *([] if native_arm() else cross),
+            target="kernels_driver",
+        )
+    )
+
+
+def on_processor(arm_build: Build, processor: str) -> Build:
+    """The same build on an emulated processor, by QEMU's name for it; on an Arm machine as well."""
+    found = emulator()
+    assert found is not None
+    return Build(arm_build.folder, (found, "-cpu", processor))
+
+
+def build_sanitized(sanitizers: str) -> Build:
+    """The driver with sanitizers that end it at the first finding; with the arithmetic of a release."""
+    variant = "sanitized-" + sanitizers.replace(",", "-")
+    options = ("-DBUILD_DRIVER=ON", f"-DSANITIZE={sanitizers}")
+    return Build(build(variant, *options, target="kernels_driver"))
+
+
+def _run(command: list[str]) -> None:
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    if done.returncode != 0:
+        raise AssertionError(f"{' '.join(command)} failed:\n{done.stdout[-4000:]}\n{done.stderr[-4000:]}")
