@@ -66,7 +66,8 @@ Shape shape_of(const AttentionCall& call) {
   return shape;
 }
 
-// Calls visit(block) for each block of rows: rows that follow each other in the call, of one slot, none of them padding.
+// Calls visit(block) for each block of rows: rows that follow each other in the call, of one slot, none of them
+// padding.
 template <class Visit>
 void each_block(const AttentionCall& call, const Shape& shape, Visit visit) {
   const int64_t* positions = call.rows.positions;
@@ -224,7 +225,8 @@ int64_t plan_attention(const AttentionCall& call, void* workspace) {
   const int64_t groups = call.cache.kv_heads * plan->shape.parts;
   for (int64_t i = 0; i < plan->blocks; ++i) {
     if (blocks[i].chunks == 1) continue;
-    for (int64_t j = 0; j < groups; ++j) new (counters + blocks[i].counters_at + j) std::atomic<int64_t>(blocks[i].chunks);
+    std::atomic<int64_t>* first = counters + blocks[i].counters_at;
+    for (int64_t j = 0; j < groups; ++j) new (first + j) std::atomic<int64_t>(blocks[i].chunks);
   }
   zero_padding(call);
   return plan->tasks;

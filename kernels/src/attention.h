@@ -15,11 +15,12 @@
 // what two signed bytes hold, the form that Arm's dot products take. Against the cache's own rounding (±127) this is
 // a hundredth. The error that it adds to
 //   a score:  ≤ scale · Σ|k| · max|q| · 3.1e-5
-//   a result: ≤ 127 · Σ over segments of (segment's share of the weights) · (largest weight · value scale) ·
-//             (positions of the segment) · 3.1e-5 / (sum of the segment's weights); a thousandth of it in practice.
+//   a result: ≤ 127 · 3.1e-5 · Σ over segments of positions · largest (share of the weights · value scale)
+// Both are worst cases; a hundredth of them is usual.
 // Over floats, dots are eight lanes of fused multiply-adds (lanes.h) and values are added in ascending order.
 //
-// A query, key or value that is an infinity or a NaN gives NaN in the rows that attend to it and in no others.
+// A query, key or value that is an infinity or a NaN gives what is no finite number in the rows that attend to it (over
+// bytes: NaN, unless its weight is zero), and leaves all other rows as they are.
 #ifndef MAGNITUDE_KERNELS_ATTENTION_H_
 #define MAGNITUDE_KERNELS_ATTENTION_H_
 
@@ -61,13 +62,13 @@ int64_t attention_workspace_bytes(const AttentionCall& call);
 // padding.
 int64_t plan_attention(const AttentionCall& call, void* workspace);
 
-// The arithmetic for one instruction set. Null where the build has none or the processor lacks it is not asked here:
-// dispatch knows.
+// The arithmetic for one instruction set. Each is in builds for its processor; whether the processor has it, the caller
+// knows.
 struct AttentionPath;
 const AttentionPath* attention_reference();
-const AttentionPath* attention_avx2();     // AVX2, FMA; null in builds for other processors
-const AttentionPath* attention_neon();     // any aarch64; null in builds for other processors
-const AttentionPath* attention_dotprod();  // with FEAT_DotProd; null in builds for other processors
+const AttentionPath* attention_avx2();     // with FMA
+const AttentionPath* attention_neon();     // any aarch64
+const AttentionPath* attention_dotprod();  // aarch64 with FEAT_DotProd
 
 // Runs one task. The last one of each group of tasks writes the group's results, so all have to run.
 void attend(const AttentionPath& path, const AttentionCall& call, void* workspace, int64_t task);

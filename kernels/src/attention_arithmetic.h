@@ -1,18 +1,17 @@
 // The arithmetic of attention.h for one instruction set, as templates over
 //   Lanes  the eight floats of lanes.h,
 //   Bytes  the two integer products over a cache in bytes:
-//     struct Queries                                       query vectors in the form that scores() likes
-//     set_query(queries, i, int16_t* words, size)          words in -16319…16319; size words, then zeros to
-//                                                          a multiple of 16
+//     struct Queries
+//         query vectors in the form that scores() likes.
+//     set_query(queries, i, int16_t* words, size)
+//         words in -16319…16319: size of them, then zeros to a multiple of 16.
 //     scores(queries, n, keys, stride, size, begin, end, out)
-//                                                          out[i · kSegment + p] = Σ words · keys[p · stride …] for p in
-//                                                          begin…end - 1; others, rounded out to multiples of 8, get
-//                                                          any values. Reads keys of begin…end - 1 only.
+//         out[i · kSegment + p] = Σ over d of words of query i · keys[p · stride + d], for p in begin…end - 1; also
+//         writes anything for other p up to the next multiples of 8.
 //     weigh(weights, n, values, stride, size, begin, end, out)
-//                                                          out[i · size + d] = Σ over p in begin…end - 1 of
-//                                                          weights[i · kSegment + p] · values[p · stride + d]; weights
-//                                                          outside are 0. Reads values of begin…end - 1 only.
-//                                                          Vectors in weights are in 0…16319.
+//         out[i · size + d] = Σ over p in begin…end - 1 of weights[i · kSegment + p] · values[p · stride + d]; weights
+//         are in 0…16319, and 0 for other p up to the next multiples of 8.
+//   Neither reads keys or values of other positions than begin…end - 1.
 // Sums of integers stay far from overflow: 16319 · 127 · 256 is a quarter of 2³¹.
 #ifndef MAGNITUDE_KERNELS_ATTENTION_ARITHMETIC_H_
 #define MAGNITUDE_KERNELS_ATTENTION_ARITHMETIC_H_

@@ -1,5 +1,5 @@
-// Attention with the dot products of Armv8.2 (Cortex-A55, A76 and later). Compiled with -march=armv8.2-a+dotprod;
-// without it there is no such path.
+// Attention with the dot products of Armv8.2 (Cortex-A55, A76 and later). Compiled with
+// -march=armv8.2-a+dotprod.
 //
 // A dot product multiplies signed bytes, so words (queries, weights) go as two of them: word = 128 · high + low, high
 // in -127…127, low in -64…63. Two instructions do what eight and as many conversions would do with words.
@@ -7,7 +7,6 @@
 
 namespace magnitude {
 
-#if defined(__aarch64__) && defined(__ARM_FEATURE_DOTPROD)
 namespace {
 
 // Splits 8 words.
@@ -157,8 +156,5 @@ constexpr AttentionPath kPath = {attend_with<NeonLanes, DotprodBytes>, merge_wit
 }  // namespace
 
 const AttentionPath* attention_dotprod() { return &kPath; }
-#else
-const AttentionPath* attention_dotprod() { return nullptr; }
-#endif
 
 }  // namespace magnitude

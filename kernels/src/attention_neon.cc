@@ -1,9 +1,8 @@
-// Attention with what every aarch64 processor has (Cortex-A53 and A72 have no more). Null in builds for others.
+// Attention with what every aarch64 processor has (Cortex-A53 and A72 have no more).
 #include "attention_arithmetic.h"
 
 namespace magnitude {
 
-#if defined(__aarch64__)
 namespace {
 
 struct NeonBytes {
@@ -100,8 +99,5 @@ constexpr AttentionPath kPath = {attend_with<NeonLanes, NeonBytes>, merge_with<N
 }  // namespace
 
 const AttentionPath* attention_neon() { return &kPath; }
-#else
-const AttentionPath* attention_neon() { return nullptr; }
-#endif
 
 }  // namespace magnitude

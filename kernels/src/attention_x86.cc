@@ -1,9 +1,8 @@
-// Attention with AVX2 and FMA. Compiled with -mavx2 -mfma; without them there is no such path.
+// Attention with AVX2 and FMA. Compiled with -mavx2 -mfma.
 #include "attention_arithmetic.h"
 
 namespace magnitude {
 
-#if defined(__AVX2__) && defined(__FMA__)
 namespace {
 
 struct Avx2Bytes {
@@ -23,7 +22,9 @@ struct Avx2Bytes {
     return _mm256_cvtepi8_epi16(_mm_loadl_epi64(reinterpret_cast<const __m128i*>(from)));
   }
 
-  static __m256i product_sum(__m256i sum, __m256i a, __m256i b) { return _mm256_add_epi32(sum, _mm256_madd_epi16(a, b)); }
+  static __m256i product_sum(__m256i sum, __m256i a, __m256i b) {
+    return _mm256_add_epi32(sum, _mm256_madd_epi16(a, b));
+  }
 
   // Lane i: the sum of the lanes of a[i].
   static __m256i sums(const __m256i (&a)[8]) {
@@ -146,8 +147,5 @@ constexpr AttentionPath kPath = {attend_with<Avx2Lanes, Avx2Bytes>, merge_with<A
 }  // namespace
 
 const AttentionPath* attention_avx2() { return &kPath; }
-#else
-const AttentionPath* attention_avx2() { return nullptr; }
-#endif
 
 }  // namespace magnitude

@@ -34,7 +34,9 @@ inline Length span(int64_t rows, int64_t stride, const Length& width) {
   return rows == 0 ? Length(0) : Length(rows - 1).times(stride).plus(width);
 }
 
-inline bool aligned_for_float(const void* pointer) { return reinterpret_cast<uintptr_t>(pointer) % alignof(float) == 0; }
+inline bool aligned_for_float(const void* pointer) {
+  return reinterpret_cast<uintptr_t>(pointer) % alignof(float) == 0;
+}
 
 }  // namespace
 }  // namespace magnitude

@@ -10,8 +10,8 @@ namespace {
 // log₂ e, by which a factor of x makes eˣ of 2ˣ.
 constexpr float kLog2E = 1.44269504f;
 
-// 2ˣ for x ≤ 127. Relative error below 8.5e-8 for x > -125.5, the worst of every float in -125.5…0; exactly 1 for x = 0;
-// exactly 0 for x ≤ -125.5, -∞ included, so that nothing is ever subnormal. NaN for NaN.
+// 2ˣ for x ≤ 127. Relative error below 8.5e-8, the worst of every float in -125.5…0; exactly 1 for x = 0; exactly 0 for
+// x ≤ -125.5, -∞ included, so that nothing is ever subnormal. NaN for NaN.
 template <class Lanes>
 inline typename Lanes::F power_of_two(typename Lanes::F x) {
   // The argument of max that a NaN passes through is the second one.

@@ -219,7 +219,9 @@ struct NeonLanes {
     return vreinterpretq_f32_u32(vaddq_u32(exponent, vdupq_n_u32(126u << 23)));
   }
   static F half_power_of_rounded(F a) { return {half_power_of_rounded(a.low), half_power_of_rounded(a.high)}; }
-  static F from_ints(const int32_t* from) { return {vcvtq_f32_s32(vld1q_s32(from)), vcvtq_f32_s32(vld1q_s32(from + 4))}; }
+  static F from_ints(const int32_t* from) {
+    return {vcvtq_f32_s32(vld1q_s32(from)), vcvtq_f32_s32(vld1q_s32(from + 4))};
+  }
   static void store_rounded(int16_t* to, F a) {
     const float32x4_t rounding = vdupq_n_f32(kRounding);
     const int32x4_t low = vreinterpretq_s32_f32(vaddq_f32(a.low, rounding));

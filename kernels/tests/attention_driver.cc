@@ -4,9 +4,10 @@
 //   attention_driver                 lists the paths that this build and processor have
 //   attention_driver PATH <cases     runs them
 //
-// A case is a Header, then the arrays it gives the sizes of, in the order in which main_with() and what it calls take them. An answer is
-// an int64 status, the error's text (int64 length, bytes), and the buffers that the case may change. Every buffer is an
-// allocation of exactly its length, so that a sanitizer sees each access beyond.
+// A case is a Header, then the arrays whose sizes it gives: keys, values, their scales, slots and positions of rows, and
+// the first (an append: also the second) of what the operation has besides. An answer is an int64 status, the error's
+// text (int64 length, bytes), and the buffers that the case may change. Every buffer is an allocation of exactly its
+// length, so that a sanitizer sees each access beyond.
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -23,9 +24,9 @@
 #include <sys/auxv.h>
 #endif
 
-#include "../src/attention.h"
-#include "../src/cache_bytes.h"
-#include "../src/error.h"
+#include "attention.h"
+#include "cache_bytes.h"
+#include "error.h"
 
 namespace magnitude {
 namespace {
@@ -211,7 +212,7 @@ std::vector<Named> paths() {
 #if defined(__x86_64__)
   if (__builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma")) all.push_back({"avx2", attention_avx2()});
 #endif
-#if defined(__aarch64__)
+#if defined(__aarch64__) && defined(MAGNITUDE_NEON)
   all.push_back({"neon", attention_neon()});
   if (getauxval(AT_HWCAP) & HWCAP_ASIMDDP) all.push_back({"dotprod", attention_dotprod()});
 #endif
@@ -220,9 +221,7 @@ std::vector<Named> paths() {
 
 int main_with(int count, char** arguments) {
   if (count < 2) {
-    for (const Named& named : paths()) {
-      if (named.path != nullptr) printf("%s\n", named.name);
-    }
+    for (const Named& named : paths()) printf("%s\n", named.name);
     return 0;
   }
   const AttentionPath* path = nullptr;
