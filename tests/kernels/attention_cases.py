@@ -124,8 +124,10 @@ class Append:
 
 @dataclass(frozen=True)
 class Answer:
-    """`error` is empty after success. `results`: [rows, heads, head_size] of a call; `cache` of an append. Neither where
-    the header was changed: its layout is not that of the case."""
+    """`error` is empty after success. `results`: [rows, heads, head_size] of a call; `cache` of an append.
+
+    Neither where the header was changed: its layout is not that of the case.
+    """
 
     error: str
     results: Floats | None = None
