@@ -97,6 +97,23 @@ MK_API int mk_pool_threads(void);
 // Ends all threads of the pool, whose width is 1 again. Waits for a call that is under way on another thread.
 MK_API int mk_pool_stop(void);
 
+// Counters -----------------------------------------------------------------------------------------------------------
+
+// What one kind of operator has cost in this process, whoever called it. All zero where the library was built with
+// ENABLE_PROFILING=OFF.
+typedef struct {
+  uint64_t calls;
+  uint64_t nanoseconds;   // from call to return, on the caller's clock
+  uint64_t weight_bytes;  // packed weights that the calls had to read
+  uint64_t kv_bytes;      // of the KV cache
+  uint64_t rows;          // rows computed: of x, or queries
+} mk_counters;
+
+// The kinds of operators, from 0 on; null beyond the last.
+MK_API const char* mk_operator_name(int index);
+MK_API int mk_counters_read(int index, mk_counters* out);
+MK_API void mk_counters_reset(void);
+
 #ifdef __cplusplus
 }  // extern "C"
 #endif

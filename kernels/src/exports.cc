@@ -1,5 +1,6 @@
 // The C interface: checks of arguments, and calls into the library. No exception leaves these functions, as nothing
 // below them throws.
+#include "counters.h"
 #include "dispatch.h"
 #include "error.h"
 #include "magnitude_kernels.h"
@@ -59,3 +60,9 @@ int mk_pool_set(int threads, const int* cores, const float* shares) {
 int mk_pool_threads(void) { return magnitude::pool_threads(); }
 
 int mk_pool_stop(void) { return magnitude::pool_stop(); }
+
+const char* mk_operator_name(int index) { return magnitude::operator_name(index); }
+
+int mk_counters_read(int index, mk_counters* out) { return magnitude::read_counters(index, out); }
+
+void mk_counters_reset(void) { magnitude::reset_counters(); }
