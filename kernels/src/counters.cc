@@ -3,13 +3,14 @@
 #include <time.h>
 
 #include <atomic>
+#include <initializer_list>
 
 #include "error.h"
 
 namespace magnitude {
 namespace {
 
-const char* const kNames[kOperators] = {"product", "attention", "attention_over_bytes"};
+const char* const kNames[kOperators] = {"product", "append", "attention", "attention_over_bytes"};
 
 // Atomic, as two callers may end at once; without an order among each other, so a reader may see a call's time before
 // its bytes.

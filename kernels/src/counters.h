@@ -11,10 +11,11 @@
 
 namespace magnitude {
 
-enum class Operator : int { kProduct, kAttention, kAttentionOverBytes };
-constexpr int kOperators = 3;
+enum class Operator : int { kProduct, kAppend, kAttention, kAttentionOverBytes };
+constexpr int kOperators = 4;
 
-// Counts a call from its making to its end. Bytes are those that the call must read at least once from memory.
+// Counts a call from its making to its end. Bytes are those that the call must read, or write to the
+// cache, at least once.
 class Counted {
  public:
   Counted(Operator which, int64_t weight_bytes, int64_t kv_bytes, int64_t rows);
