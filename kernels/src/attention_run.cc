@@ -44,8 +44,9 @@ int run_append(const AppendCall& call) {
   const int64_t tasks = append_tasks(call);
   if (call.rows.rows == 0 || tasks == 0) return 0;
   const int64_t numbers = 2 * call.rows.rows * call.cache.head_size;
-  const Counted counted(Operator::kAppend, 0, numbers * tasks * (call.cache.kind == CacheKind::kBytes ? 1 : 4),
-                        call.rows.rows);
+  // Of a key or value of one head: the numbers themselves, and over bytes their scale.
+  const int64_t bytes = call.cache.kind == CacheKind::kBytes ? call.cache.head_size + 4 : 4 * call.cache.head_size;
+  const Counted counted(Operator::kAppend, 0, 2 * call.rows.rows * call.cache.kv_heads * bytes, call.rows.rows);
   // Rounding a number costs about as much as ten multiplications.
   run_tasks(tasks, 10 * numbers, append_heads, const_cast<AppendCall*>(&call));
   return 0;
