@@ -81,6 +81,40 @@ MK_API int mk_pack(int kind, int64_t n, int64_t k, const void* values, size_t va
 MK_API int mk_product(const void* packed, size_t packed_bytes, const float* x, int64_t m, int64_t k, float* y,
                       int64_t n);
 
+// Attention ----------------------------------------------------------------------------------------------------------
+
+// The KV cache of one layer: keys and values [slots][kv_heads][positions][head_size], the last axis without gaps.
+// Over bytes, a value is scale · q with q in −127…127 and one scale for each slot, KV head and position, keys and
+// values apart: [slots][kv_heads][positions]. kernels/src/cache_bytes.h bounds the error.
+typedef struct {
+  int32_t over_bytes;  // 1: int8 with scales; 0: float32, and scales are null
+  int32_t reserved;    // 0
+  void* keys;
+  void* values;
+  float* key_scales;
+  float* value_scales;
+  // The sizes of the four buffers, by which everything else is checked.
+  int64_t keys_bytes, values_bytes, key_scales_bytes, value_scales_bytes;
+  int64_t slots, kv_heads, positions;
+  int64_t head_size;  // a multiple of 8, at most 256
+  // In elements, the same for keys and values. All five 0: without gaps.
+  int64_t slot_stride, head_stride, position_stride, scale_slot_stride, scale_head_stride;
+} mk_kv_cache;
+
+// Writes new keys and values, float32 [rows, kv_heads, head_size] with a stride between rows in floats, to where
+// slots[row] and positions[row] say; a row at position −1 is padding. Where two rows name one place, the later stays.
+MK_API int mk_kv_append(const mk_kv_cache* cache, int64_t rows, const int64_t* slots, const int64_t* positions,
+                        const float* keys, int64_t keys_bytes, int64_t keys_stride, const float* values,
+                        int64_t values_bytes, int64_t values_stride);
+
+// Attention of query rows, float32 [rows, heads, head_size], over the cache, into out of the same shape; both with a
+// stride between rows in floats. The row at position p sees positions max(0, p − window + 1)…p of its slot (window 0:
+// all from 0), its own key and value among them, so append first. Query head h uses KV head h / (heads / kv_heads).
+// Scores are multiplied by `scale`. A row at position −1 is padding: its result is zero.
+MK_API int mk_attend(const mk_kv_cache* cache, int64_t rows, const int64_t* slots, const int64_t* positions,
+                     int64_t heads, int64_t window, float scale, const float* queries, int64_t queries_bytes,
+                     int64_t queries_stride, float* out, int64_t out_bytes, int64_t out_stride);
+
 // The pool -----------------------------------------------------------------------------------------------------------
 
 // From the next call on, `threads` threads compute, the caller among them as thread 0; 1 is the start, and means the
@@ -96,6 +130,23 @@ MK_API int mk_pool_threads(void);
 
 // Ends all threads of the pool, whose width is 1 again. Waits for a call that is under way on another thread.
 MK_API int mk_pool_stop(void);
+
+// Counters -----------------------------------------------------------------------------------------------------------
+
+// What one kind of operator has cost in this process, whoever called it. All zero where the library was built with
+// ENABLE_PROFILING=OFF.
+typedef struct {
+  uint64_t calls;
+  uint64_t nanoseconds;   // from call to return, on the caller's clock
+  uint64_t weight_bytes;  // packed weights that the calls had to read
+  uint64_t kv_bytes;      // of the KV cache
+  uint64_t rows;          // rows computed: of x, or queries
+} mk_counters;
+
+// The kinds of operators, from 0 on; null beyond the last.
+MK_API const char* mk_operator_name(int index);
+MK_API int mk_counters_read(int index, mk_counters* out);
+MK_API void mk_counters_reset(void);
 
 #ifdef __cplusplus
 }  // extern "C"

@@ -2,6 +2,7 @@
 #ifndef MAGNITUDE_KERNELS_DISPATCH_H_
 #define MAGNITUDE_KERNELS_DISPATCH_H_
 
+#include "attention.h"
 #include "product.h"
 #include "rows.h"
 
@@ -12,6 +13,7 @@ struct Isa {
   const char* name;
   RoundRow round_row;
   ComputePart compute_part;
+  const AttentionPath* attention;
 };
 
 // Those that this processor has, from the slowest to the fastest. isa_at() is null beyond the count.

@@ -2,6 +2,7 @@
 
 #include <cstdint>
 
+#include "counters.h"
 #include "dispatch.h"
 #include "error.h"
 #include "pool.h"
@@ -39,6 +40,7 @@ void compute_tiles(void* context, int64_t begin, int64_t end) {
 
 int product(const Packed& weights, const float* x, int64_t m, float* y) {
   if (m == 0) return 0;
+  const Counted counted(Operator::kProduct, weights.tiles * weights.tile_bytes, 0, m);
   const int64_t all_blocks = m * weights.blocks;
   const int64_t bytes = all_blocks * (kBlock + static_cast<int64_t>(sizeof(float) + sizeof(int32_t)));
   const Scratch scratch(static_cast<size_t>(bytes));

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator
+from pathlib import Path
 
 import kernel_builds
 import pytest
@@ -23,7 +24,16 @@ def host_build() -> Build:
     """The library and the driver for this machine."""
     if reason := kernel_builds.why_no_build():
         _leave_out(reason)
-    return kernel_builds.build_here()
+    headers = kernel_builds.onnxruntime_headers()
+    return kernel_builds.build_here(*([] if headers is None else [f"-DONNXRUNTIME_INCLUDE_DIR={headers}"]))
+
+
+@pytest.fixture(scope="session")
+def operators(host_build: Build) -> Path:
+    """The library with its operators for ONNX Runtime."""
+    if kernel_builds.onnxruntime_headers() is None:
+        _leave_out("ONNX Runtime's C headers cannot be had here (scripts/onnxruntime-headers says why)")
+    return host_build.library
 
 
 @pytest.fixture(scope="session")

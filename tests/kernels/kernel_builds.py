@@ -11,6 +11,7 @@ import platform
 import shutil
 import subprocess
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 
 CHECKOUT = Path(__file__).resolve().parents[2]
@@ -61,12 +62,23 @@ def emulator() -> str | None:
     return next((path for name in EMULATORS if (path := shutil.which(name))), None)
 
 
+@cache
+def onnxruntime_headers() -> Path | None:
+    """The folder with ONNX Runtime's C headers: the system's, or what the script has fetched once; none without."""
+    for system in ("/usr/include/onnxruntime", "/usr/local/include/onnxruntime"):
+        if (Path(system) / "onnxruntime_c_api.h").is_file():
+            return Path(system)
+    folder = _builds() / "onnxruntime-headers"
+    script = CHECKOUT / "scripts" / "onnxruntime-headers"
+    done = subprocess.run([str(script), str(folder)], capture_output=True, check=False)
+    return folder if done.returncode == 0 else None
+
+
 def build(variant: str, *options: str, target: str = "all") -> Path:
     """The up-to-date build folder of one variant: `options` are CMake's (-D…)."""
-    home = Path(os.environ.get("MAGNITUDE_HOME") or CHECKOUT / ".magnitude")
     # Several checkouts can share the home folder.
     checkout = hashlib.sha256(str(SOURCES).encode()).hexdigest()[:8]
-    folder = home / "kernel-builds" / f"{variant}-{checkout}"
+    folder = _builds() / f"{variant}-{checkout}"
     _run(["cmake", "-S", str(SOURCES), "-B", str(folder), "-DCMAKE_BUILD_TYPE=Release", *options])
     _run(["cmake", "--build", str(folder), "--target", target, "--parallel", str(os.cpu_count() or 1)])
     return folder
@@ -105,6 +117,10 @@ def build_sanitized(sanitizers: str) -> Build:
     variant = "sanitized-" + sanitizers.replace(",", "-")
     options = ("-DBUILD_DRIVER=ON", f"-DSANITIZE={sanitizers}")
     return Build(build(variant, *options, target="kernels_driver"))
+
+
+def _builds() -> Path:
+    return Path(os.environ.get("MAGNITUDE_HOME") or CHECKOUT / ".magnitude") / "kernel-builds"
 
 
 def _run(command: list[str]) -> None:
