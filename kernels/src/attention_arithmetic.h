@@ -7,7 +7,7 @@
 //         words in -16319…16319: size of them, then zeros to a multiple of 16.
 //     scores(queries, n, keys, stride, size, begin, end, out)
 //         out[i · kSegment + p] = Σ over d of words of query i · keys[p · stride + d], for p in begin…end - 1; also
-//         writes anything for other p up to the next multiples of 8.
+//         writes anything for other p up to the next multiples of 8, and leaves the rest as it is.
 //     weigh(weights, n, values, stride, size, begin, end, out)
 //         out[i · size + d] = Σ over p in begin…end - 1 of weights[i · kSegment + p] · values[p · stride + d]; weights
 //         are in 0…16319, and 0 for other p up to the next multiples of 8.
