@@ -6,7 +6,7 @@
 // as they were.
 //
 // Memory: every buffer belongs to the caller and is used only until the function returns. No buffer needs an
-// alignment beyond that of its type; `packed` needs none at all, but 64 bytes are what the processor likes best.
+// alignment beyond that of its type; `packed` needs none at all.
 //
 // Threads: all functions may be called from any thread. Products and attention run on the pool (mk_pool_set); a
 // caller that finds it at work for another one computes alone.

@@ -8,7 +8,6 @@
 namespace magnitude {
 namespace {
 
-constexpr int64_t kAlignment = 64;  // a cache line, and the widest vector
 // Bounds far above any model (a vocabulary of 2²⁰, a width of 2¹⁸) that keep every product of sizes within 64 bits.
 constexpr int64_t kMostOutputs = int64_t{1} << 28;
 constexpr int64_t kMostInputs = int64_t{1} << 24;
@@ -30,9 +29,7 @@ struct Header {
   int64_t all_bytes;
   uint64_t checksum;  // of the bytes before it
 };
-static_assert(sizeof(Header) == 64, "the first tile starts at a multiple of 64 bytes");
-
-int64_t aligned(int64_t bytes) { return (bytes + kAlignment - 1) / kAlignment * kAlignment; }
+static_assert(sizeof(Header) == 64, "the first tile starts with a cache line");
 
 // Header words mixed one after the other (multiply by an odd constant, fold the high half down). It is computed with
 // each product, so it is quick; it guards against files cut or overwritten, not against an adversary.
@@ -76,13 +73,11 @@ int check_halves(const char* name, const float* numbers, int64_t count) {
   return 0;
 }
 
-void put_halves(const float* numbers, const Packed& shape, int64_t tile, uint8_t* out) {
-  for (int64_t block = 0; block < shape.blocks; ++block) {
-    for (int64_t lane = 0; lane < kTile; ++lane) {
-      const int64_t output = tile * kTile + lane;
-      const uint16_t half = output < shape.n ? float_to_half(numbers[output * shape.blocks + block]) : 0;
-      std::memcpy(out + (block * kTile + lane) * 2, &half, sizeof half);
-    }
+void put_halves(const float* numbers, const Packed& shape, int64_t tile, int64_t block, uint8_t* out) {
+  for (int64_t lane = 0; lane < kTile; ++lane) {
+    const int64_t output = tile * kTile + lane;
+    const uint16_t half = output < shape.n ? float_to_half(numbers[output * shape.blocks + block]) : 0;
+    std::memcpy(out + lane * 2, &half, sizeof half);
   }
 }
 
@@ -97,18 +92,16 @@ uint8_t value_at(const Packed& shape, const uint8_t* values, int64_t output, int
   return i % 2 == 0 ? pair & 0xf : pair >> 4;
 }
 
-void put_values(const uint8_t* values, const Packed& shape, int64_t tile, uint8_t* out) {
-  for (int64_t block = 0; block < shape.blocks; ++block) {
-    for (int64_t group = 0; group < kBlock / 4; ++group) {
-      for (int64_t lane = 0; lane < kTile; ++lane) {
-        for (int64_t i = 0; i < 4; ++i) {
-          const uint8_t value = value_at(shape, values, tile * kTile + lane, block, group * 4 + i);
-          if (shape.kind == Kind::kInt8) {
-            out[block * 256 + group * 32 + lane * 4 + i] = value;
-          } else {
-            uint8_t* byte = out + block * 128 + (group % 4) * 32 + lane * 4 + i;
-            *byte = group < 4 ? value : static_cast<uint8_t>(*byte | value << 4);
-          }
+void put_values(const uint8_t* values, const Packed& shape, int64_t tile, int64_t block, uint8_t* out) {
+  for (int64_t group = 0; group < kBlock / 4; ++group) {
+    for (int64_t lane = 0; lane < kTile; ++lane) {
+      for (int64_t i = 0; i < 4; ++i) {
+        const uint8_t value = value_at(shape, values, tile * kTile + lane, block, group * 4 + i);
+        if (shape.kind == Kind::kInt8) {
+          out[group * 32 + lane * 4 + i] = value;
+        } else {
+          uint8_t* byte = out + (group % 4) * 32 + lane * 4 + i;
+          *byte = group < 4 ? value : static_cast<uint8_t>(*byte | value << 4);
         }
       }
     }
@@ -129,10 +122,11 @@ int describe_packed(int kind, int64_t n, int64_t k, Packed* out) {
   shape.k = k;
   shape.blocks = (k + kBlock - 1) / kBlock;
   shape.tiles = (n + kTile - 1) / kTile;
-  const int64_t halves = aligned(shape.blocks * kTile * 2);
+  const int64_t halves = kTile * 2;
   shape.minima_offset = halves;
   shape.values_offset = shape.kind == Kind::kInt4Minimum ? 2 * halves : halves;
-  shape.tile_bytes = shape.values_offset + shape.blocks * kTile * value_bytes(shape.kind);
+  shape.block_bytes = shape.values_offset + kTile * value_bytes(shape.kind);
+  shape.tile_bytes = shape.blocks * shape.block_bytes;
   *out = shape;
   return 0;
 }
@@ -187,11 +181,14 @@ int pack(int kind, int64_t n, int64_t k, const void* values, size_t values_bytes
   std::memset(packed, 0, bytes);
   const Header header = header_of(shape);
   std::memcpy(packed, &header, sizeof header);
+  uint8_t* out = static_cast<uint8_t*>(packed) + sizeof header;
   for (int64_t tile = 0; tile < shape.tiles; ++tile) {
-    uint8_t* out = static_cast<uint8_t*>(packed) + sizeof header + tile * shape.tile_bytes;
-    put_halves(scales, shape, tile, out);
-    if (minima != nullptr) put_halves(minima, shape, tile, out + shape.minima_offset);
-    put_values(static_cast<const uint8_t*>(values), shape, tile, out + shape.values_offset);
+    for (int64_t block = 0; block < shape.blocks; ++block) {
+      put_halves(scales, shape, tile, block, out);
+      if (minima != nullptr) put_halves(minima, shape, tile, block, out + shape.minima_offset);
+      put_values(static_cast<const uint8_t*>(values), shape, tile, block, out + shape.values_offset);
+      out += shape.block_bytes;
+    }
   }
   return 0;
 }

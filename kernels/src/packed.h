@@ -1,10 +1,12 @@
 // Packed weights: one layout for all instruction sets, made so that a product with one row reads memory in one go.
 //
-// A header of 64 bytes, then tiles of 8 outputs each. With blocks = ⌈k/32⌉ a tile is
-//   scales    [blocks][8] float16, filled up to a multiple of 64 bytes
+// A header of 64 bytes, then tiles of 8 outputs each, without gaps. A tile is ⌈k/32⌉ blocks, a block is
+//   scales    [8] float16, one for each output
 //   minima    the same, for MK_INT4_MINIMUM only
-//   values    [blocks][128 bytes] for INT4, [blocks][256 bytes] for INT8
-// and starts at a multiple of 64 bytes. Outputs beyond n have scale 0, values beyond k are 0 (INT4: q = 8 or 0).
+//   values    128 bytes for INT4, 256 bytes for INT8
+// Outputs beyond n have scale 0, values beyond k are 0 (INT4: q = 8 or 0). Scales lie beside their values although that
+// spoils the alignment: read in one line instead of two, weights come from memory 1.0 to 2.9 times as fast (one core
+// of a Zen 4, a single row).
 //
 // Values of a block come in groups of 4 along k: group g holds k = 4g…4g+3 of output 0, then of output 1 … 7, which is
 // the operand of the dot-product instructions with 8 sums (x86) or two times 4 (Arm). INT8: groups 0…7 one after the
@@ -30,9 +32,10 @@ struct Packed {
   int64_t k;               // inputs
   int64_t blocks;          // ⌈k / kBlock⌉
   int64_t tiles;           // ⌈n / kTile⌉
-  int64_t minima_offset;   // bytes from a tile's start; of no meaning without minima
-  int64_t values_offset;   // bytes from a tile's start
-  int64_t tile_bytes;      // bytes from one tile to the next
+  int64_t block_bytes;     // from one block to the next
+  int64_t minima_offset;   // from a block's start; of no meaning without minima
+  int64_t values_offset;   // from a block's start
+  int64_t tile_bytes;      // from one tile to the next
   const uint8_t* data;     // the first tile
 };
 

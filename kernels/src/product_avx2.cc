@@ -15,6 +15,14 @@ inline __m256i group_of(const int8_t* values, int group) {
   return _mm256_set1_epi32(four);
 }
 
+// Asks for what is read a page later. With one row the processor does that better by itself, with several it loses
+// sight of the weights between the rows: 1.4 times as fast with four rows of 4864.
+constexpr int64_t kPrefetch = 4096;
+
+inline void prefetch(const uint8_t* at, int64_t bytes) {
+  for (int64_t i = 0; i < bytes; i += 64) _mm_prefetch(reinterpret_cast<const char*>(at + i), _MM_HINT_T0);
+}
+
 inline __m256 halves(const uint8_t* at) {
   return _mm256_cvtph_ps(_mm_loadu_si128(reinterpret_cast<const __m128i*>(at)));
 }
@@ -78,16 +86,15 @@ struct Tile {
     const Packed& weights = *part.weights;
     const Rows& rows = *part.rows;
     const uint8_t* start = weights.data + tile * weights.tile_bytes;
-    const uint8_t* values = start + weights.values_offset;
-    const int64_t value_bytes = kind == Kind::kInt8 ? 256 : 128;
     const int8_t* a = rows.values + row * rows.blocks * kBlock;
     const float* scales = rows.scales + row * rows.blocks;
     const int32_t* sums = rows.sums + row * rows.blocks;
     __m256 sum[kCount];
     for (int i = 0; i < kCount; ++i) sum[i] = _mm256_setzero_ps();
-    for (int64_t block = 0; block < weights.blocks; ++block) {
-      const Block<kind> w(values + block * value_bytes);
-      const __m256 weight_scale = halves(start + block * kTile * 2);
+    for (int64_t block = 0; block < weights.blocks; ++block, start += weights.block_bytes) {
+      if (kCount > 1) prefetch(start + kPrefetch, weights.block_bytes);
+      const Block<kind> w(start + weights.values_offset);
+      const __m256 weight_scale = halves(start);
       for (int i = 0; i < kCount; ++i) {
         const int64_t at = i * rows.blocks + block;
         const __m256 row_scale = _mm256_set1_ps(scales[at]);
@@ -95,7 +102,7 @@ struct Tile {
         if (kind == Kind::kInt4) dot = _mm256_sub_epi32(dot, _mm256_set1_epi32(8 * sums[at]));
         sum[i] = _mm256_fmadd_ps(_mm256_mul_ps(weight_scale, row_scale), _mm256_cvtepi32_ps(dot), sum[i]);
         if (kind == Kind::kInt4Minimum) {
-          const __m256 minimum = halves(start + weights.minima_offset + block * kTile * 2);
+          const __m256 minimum = halves(start + weights.minima_offset);
           const __m256 a_sum = _mm256_set1_ps(static_cast<float>(sums[at]));
           sum[i] = _mm256_fmadd_ps(_mm256_mul_ps(minimum, row_scale), a_sum, sum[i]);
         }

@@ -14,28 +14,28 @@ float half_at(const uint8_t* halves, int64_t index) {
 }
 
 // q of one output at position i of a block.
-int32_t weight_at(Kind kind, const uint8_t* values, int64_t block, int64_t lane, int64_t i) {
+int32_t weight_at(Kind kind, const uint8_t* values, int64_t lane, int64_t i) {
   const int64_t group = i / 4;
-  if (kind == Kind::kInt8) return static_cast<int8_t>(values[block * 256 + group * 32 + lane * 4 + i % 4]);
-  const uint8_t pair = values[block * 128 + (group % 4) * 32 + lane * 4 + i % 4];
+  if (kind == Kind::kInt8) return static_cast<int8_t>(values[group * 32 + lane * 4 + i % 4]);
+  const uint8_t pair = values[(group % 4) * 32 + lane * 4 + i % 4];
   return group < 4 ? pair & 0xf : pair >> 4;
 }
 
 float one_output(const Packed& weights, const Rows& rows, int64_t row, int64_t tile, int64_t lane) {
-  const uint8_t* start = weights.data + tile * weights.tile_bytes;
   float sum = 0;
   for (int64_t block = 0; block < weights.blocks; ++block) {
+    const uint8_t* start = weights.data + tile * weights.tile_bytes + block * weights.block_bytes;
     const int8_t* a = rows.values + (row * rows.blocks + block) * kBlock;
     const float row_scale = rows.scales[row * rows.blocks + block];
     const int32_t a_sum = rows.sums[row * rows.blocks + block];
     int32_t dot = 0;
     for (int64_t i = 0; i < kBlock; ++i) {
-      dot += weight_at(weights.kind, start + weights.values_offset, block, lane, i) * a[i];
+      dot += weight_at(weights.kind, start + weights.values_offset, lane, i) * a[i];
     }
     if (weights.kind == Kind::kInt4) dot -= 8 * a_sum;
-    sum = std::fma(half_at(start, block * kTile + lane) * row_scale, static_cast<float>(dot), sum);
+    sum = std::fma(half_at(start, lane) * row_scale, static_cast<float>(dot), sum);
     if (weights.kind == Kind::kInt4Minimum) {
-      const float minimum = half_at(start + weights.minima_offset, block * kTile + lane);
+      const float minimum = half_at(start + weights.minima_offset, lane);
       sum = std::fma(minimum * row_scale, static_cast<float>(a_sum), sum);
     }
   }

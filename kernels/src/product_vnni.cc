@@ -17,6 +17,14 @@ inline __m256i group_of(const int8_t* values, int group) {
   return _mm256_set1_epi32(four);
 }
 
+// Asks for what is read a page later. With one row the processor does that better by itself, with several it loses
+// sight of the weights between the rows: 1.4 times as fast with four rows of 4864.
+constexpr int64_t kPrefetch = 4096;
+
+inline void prefetch(const uint8_t* at, int64_t bytes) {
+  for (int64_t i = 0; i < bytes; i += 64) _mm_prefetch(reinterpret_cast<const char*>(at + i), _MM_HINT_T0);
+}
+
 inline __m256 halves(const uint8_t* at) {
   return _mm256_cvtph_ps(_mm_loadu_si128(reinterpret_cast<const __m128i*>(at)));
 }
@@ -54,17 +62,16 @@ struct Tile {
     const Packed& weights = *part.weights;
     const Rows& rows = *part.rows;
     const uint8_t* start = weights.data + tile * weights.tile_bytes;
-    const uint8_t* values = start + weights.values_offset;
-    const int64_t value_bytes = kind == Kind::kInt8 ? 256 : 128;
     const int8_t* a = rows.values + row * rows.blocks * kBlock;
     const float* scales = rows.scales + row * rows.blocks;
     const int32_t* sums = rows.sums + row * rows.blocks;
     __m256 sum[kCount];
     for (int i = 0; i < kCount; ++i) sum[i] = _mm256_setzero_ps();
-    for (int64_t block = 0; block < weights.blocks; ++block) {
+    for (int64_t block = 0; block < weights.blocks; ++block, start += weights.block_bytes) {
+      if (kCount > 1) prefetch(start + kPrefetch, weights.block_bytes);
       __m256i groups[8];
-      unpack<kind>(values + block * value_bytes, groups);
-      const __m256 weight_scale = halves(start + block * kTile * 2);
+      unpack<kind>(start + weights.values_offset, groups);
+      const __m256 weight_scale = halves(start);
       for (int i = 0; i < kCount; ++i) {
         const int64_t at = i * rows.blocks + block;
         const __m256 row_scale = _mm256_set1_ps(scales[at]);
@@ -78,7 +85,7 @@ struct Tile {
         const __m256 dot = _mm256_cvtepi32_ps(_mm256_add_epi32(even, odd));
         sum[i] = _mm256_fmadd_ps(_mm256_mul_ps(weight_scale, row_scale), dot, sum[i]);
         if (kind == Kind::kInt4Minimum) {
-          const __m256 minimum = halves(start + weights.minima_offset + block * kTile * 2);
+          const __m256 minimum = halves(start + weights.minima_offset);
           const __m256 a_sum = _mm256_set1_ps(static_cast<float>(sums[at]));
           sum[i] = _mm256_fmadd_ps(_mm256_mul_ps(minimum, row_scale), a_sum, sum[i]);
         }

@@ -37,28 +37,27 @@ struct NeonTile {
     const Packed& weights = *part.weights;
     const Rows& rows = *part.rows;
     const uint8_t* start = weights.data + tile * weights.tile_bytes;
-    const uint8_t* values = start + weights.values_offset;
-    const int64_t value_bytes = kind == Kind::kInt8 ? 256 : 128;
     const int8_t* a = rows.values + row * rows.blocks * kBlock;
     const float* scales = rows.scales + row * rows.blocks;
     const int32_t* sums = rows.sums + row * rows.blocks;
     Halves sum[kCount];
     for (int i = 0; i < kCount; ++i) sum[i] = {vdupq_n_f32(0), vdupq_n_f32(0)};
-    for (int64_t block = 0; block < weights.blocks; ++block) {
+    for (int64_t block = 0; block < weights.blocks; ++block, start += weights.block_bytes) {
       int32x4_t low[kCount], high[kCount];
       for (int i = 0; i < kCount; ++i) {
         // INT4 without minima: w = q − 8, so Σ w · a = Σ q · a − 8 · Σ a.
         low[i] = vdupq_n_s32(kind == Kind::kInt4 ? -8 * sums[i * rows.blocks + block] : 0);
         high[i] = low[i];
       }
-      Dots<kind>::template run<kCount>(values + block * value_bytes, a + block * kBlock, rows.blocks * kBlock, low, high);
-      const Halves scale = load_halves(start + block * kTile * 2);
+      const uint8_t* values = start + weights.values_offset;
+      Dots<kind>::template run<kCount>(values, a + block * kBlock, rows.blocks * kBlock, low, high);
+      const Halves scale = load_halves(start);
       for (int i = 0; i < kCount; ++i) {
         const float row_scale = scales[i * rows.blocks + block];
         add_scaled(&sum[i], scale, row_scale, vcvtq_f32_s32(low[i]), vcvtq_f32_s32(high[i]));
       }
       if (kind == Kind::kInt4Minimum) {
-        const Halves minimum = load_halves(start + weights.minima_offset + block * kTile * 2);
+        const Halves minimum = load_halves(start + weights.minima_offset);
         for (int i = 0; i < kCount; ++i) {
           const float32x4_t a_sum = vdupq_n_f32(static_cast<float>(sums[i * rows.blocks + block]));
           add_scaled(&sum[i], minimum, scales[i * rows.blocks + block], a_sum, a_sum);

@@ -32,8 +32,8 @@ def test_calls_rows_and_bytes_are_counted(library: Library) -> None:
     assert counters["product"] == {
         "calls": 2,
         "rows": 6,
-        # Two tiles of 8 outputs and two blocks: scales (32 bytes, filled up to 64) and values (2 · 128).
-        "weight_bytes": 2 * 2 * (64 + 2 * 128),
+        # Two calls, two tiles of 8 outputs, two blocks with scales and values.
+        "weight_bytes": 2 * 2 * 2 * (16 + 128),
         "kv_bytes": 0,
     }
     # Keys and values of 8 bytes, each with a scale of 4.
