@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import os
 import signal
+import subprocess
+import sys
 import threading
 import time
 from collections.abc import Callable
@@ -11,6 +13,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from kernel_builds import Build
 from kernel_driver import Driver, Refused, command
 from kernel_library import Library
 from product_cases import INT4, random_weights
@@ -216,3 +219,26 @@ def test_a_pool_that_nobody_used_can_be_stopped(library: Library) -> None:
     library.set_pool(4)
     library.stop_pool()
     assert pool_threads() == []
+
+
+def test_a_process_ends_as_usual_while_its_pool_still_has_threads(host_build: Build) -> None:
+    program = f"""
+import ctypes
+library = ctypes.CDLL({str(host_build.library)!r})
+assert library.mk_pool_set(3, None, None) == 0
+print("done")
+"""
+    for _ in range(10):
+        done = subprocess.run(
+            [sys.executable, "-c", program], capture_output=True, text=True, check=False, timeout=60
+        )
+        assert (done.returncode, done.stdout, done.stderr) == (0, "done\n", "")
+
+
+def test_a_pool_has_no_more_threads_than_the_build_allows(library: Library) -> None:
+    """MAX_THREADS, 64 unless the build says otherwise."""
+    library.set_pool(64)
+    assert len(pool_threads()) == 63
+    products = Products(library)
+    library.set_pool(64)
+    assert products.are_right(5)
