@@ -1,0 +1,27 @@
+// Memory that a call needs and gives back. Each thread keeps its own from call to call, up to a bound
+// (MEMORY_POOL_SIZE), so that the calls of a decode step allocate nothing.
+#ifndef MAGNITUDE_KERNELS_SCRATCH_H_
+#define MAGNITUDE_KERNELS_SCRATCH_H_
+
+#include <stddef.h>
+
+namespace magnitude {
+
+// Bytes for the calling thread, aligned to 64 and not cleared. At most one Scratch of a thread lives at a time.
+class Scratch {
+ public:
+  explicit Scratch(size_t bytes);
+  ~Scratch();
+  Scratch(const Scratch&) = delete;
+  Scratch& operator=(const Scratch&) = delete;
+
+  // Null when memory is short.
+  unsigned char* data() const { return data_; }
+
+ private:
+  unsigned char* data_;
+};
+
+}  // namespace magnitude
+
+#endif  // MAGNITUDE_KERNELS_SCRATCH_H_
