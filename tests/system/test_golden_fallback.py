@@ -68,7 +68,7 @@ def test_a_model_that_fails_its_golden_set_serves_from_the_fallback_graph_and_sa
         service.wait_ready()
         reasons = httpx.get(f"{service.url}/readyz", timeout=10).json()["reasons"]
         assert "fallback" in reasons[0]
-        body = {"messages": [{"role": "user", "content": "What is the capital of France?"}], "temperature": 0}
+        body = {"messages": [{"role": "user", "content": "Name the capital of France."}], "temperature": 0}
         reply = httpx.post(f"{service.url}/v1/chat/completions", json={**body, "max_tokens": 8}, timeout=120)
         assert "Paris" in reply.json()["choices"][0]["message"]["content"]
     finally:

@@ -18,7 +18,7 @@ pytestmark = pytest.mark.models
 CHAT = "smollm2-135m-instruct"
 SECOND = "second-of-its-kind"
 EMBEDDER = "all-minilm-l6-v2"
-QUESTION = [{"role": "user", "content": "What is the capital of France?"}]
+QUESTION = [{"role": "user", "content": "Name the capital of France."}]
 KEEP_ALIVE_S = 2.0
 
 
