@@ -20,7 +20,7 @@ from magnitude.intake.app import ROUTES
 ROOT = Path(__file__).resolve().parent.parent
 PAGES = sorted([ROOT / "README.md", ROOT / "CONTRIBUTING.md", *(ROOT / "docs").glob("*.md")])
 SOURCES = sorted((ROOT / "service/magnitude").rglob("*.py"))
-TOP_FOLDERS = ("docs", "scripts", "tests", "bench", "service")
+TOP_FOLDERS = ("docs", "scripts", "tests", "bench", "service", "kernels")
 # Pages name sources from the root, from the package, or (in a list about one folder) by their own name.
 ORIGINS = (
     ROOT / "tests/system/boot",

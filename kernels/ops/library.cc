@@ -131,8 +131,8 @@ extern "C" MK_API OrtStatus* ORT_API_CALL RegisterCustomOps(OrtSessionOptions* o
     if (ort == nullptr) {
       // Not even a status can be made without an interface; version 1 has what that takes.
       const OrtApi* oldest = base->GetApi(1);
-      return oldest == nullptr ? nullptr
-                               : oldest->CreateStatus(ORT_FAIL, "ONNX Runtime is older than 1.18, too old for these kernels");
+      if (oldest == nullptr) return nullptr;
+      return oldest->CreateStatus(ORT_FAIL, "ONNX Runtime is older than 1.17, too old for these kernels");
     }
   }
   if (domain == nullptr) {

@@ -13,9 +13,9 @@
 namespace magnitude {
 namespace ops {
 
-// The oldest version of the interface that has all that is used here (optional aliases of inputs and outputs came with
-// it): ONNX Runtime 1.18. Newer ones keep to it.
-constexpr uint32_t kApiVersion = 18;
+// The oldest version of the interface that has all that is used here, the versions of an operator last: ONNX Runtime
+// 1.17. Newer ones keep to it.
+constexpr uint32_t kApiVersion = 17;
 
 constexpr size_t kMostDimensions = 8;
 

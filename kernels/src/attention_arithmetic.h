@@ -7,7 +7,7 @@
 //         words in -16319…16319: size of them, then zeros to a multiple of 16.
 //     scores(queries, n, keys, stride, size, begin, end, out)
 //         out[i · kSegment + p] = Σ over d of words of query i · keys[p · stride + d], for p in begin…end - 1; also
-//         writes anything for other p up to the next multiples of 8.
+//         writes anything for other p up to the next multiples of 8, and leaves the rest as it is.
 //     weigh(weights, n, values, stride, size, begin, end, out)
 //         out[i · size + d] = Σ over p in begin…end - 1 of weights[i · kSegment + p] · values[p · stride + d]; weights
 //         are in 0…16319, and 0 for other p up to the next multiples of 8.
@@ -30,6 +30,11 @@ constexpr float kSteps = 16319;
 
 // What is smaller counts as zero, like in the cache: far above where quotients by it would overflow.
 constexpr float kSmallest = 0x1p-100f;
+
+constexpr int64_t kCacheLine = 64;
+
+// Positions whose values are asked for before the scores of as many keys are computed: one to two microseconds ahead.
+constexpr int64_t kAhead = 16;
 
 inline int64_t smaller(int64_t a, int64_t b) { return a < b ? a : b; }
 inline int64_t larger(int64_t a, int64_t b) { return a > b ? a : b; }
@@ -63,6 +68,10 @@ class Attention {
       scale_queries();
     }
     bool started[kMaxQueries] = {};
+    last_position_ = 0;
+    for (int i = 0; i < task_.queries; ++i) {
+      last_position_ = larger(last_position_, smaller(task_.end[i], (task_.last_segment + 1) * kSegment));
+    }
     for (int64_t segment = task_.first_segment; segment <= task_.last_segment; ++segment) {
       const Range seen = ranges_of(segment);
       if (seen.empty()) continue;
@@ -166,10 +175,16 @@ class Attention {
     const int8_t* values = static_cast<const int8_t*>(task_.values) + at * task_.position_stride;
     copy_scales(key_scales_, task_.key_scales + at, seen, begin, end);
     copy_scales(value_scales_, task_.value_scales + at, seen, begin, end);
-    Bytes::scores(queries_, task_.queries, keys, task_.position_stride, size(), seen.begin, seen.end, products_);
+    for (int64_t p = seen.begin; p < seen.end;) {
+      const int64_t next = smaller(lanes_below(p) + kAhead, seen.end);
+      ask_for(values, p, next);
+      Bytes::scores(queries_, task_.queries, keys, task_.position_stride, size(), p, next, products_);
+      p = next;
+    }
     for (int i = 0; i < task_.queries; ++i) {
       int16_t* weights = weights_ + i * kSegment;
       const Range range = range_[i];
+      ask_for_next(keys, segment, i);
       if (range.begin > seen.begin || range.end < seen.end || range.empty()) {
         memset(weights, 0, kSegment * sizeof(int16_t));
       }
@@ -192,6 +207,26 @@ class Attention {
         Lanes::store(part_ + d, Lanes::mul(Lanes::from_ints(products_ + d), step));
       }
     }
+  }
+
+  // Has the memory of some positions fetched before it is used: the processor sees a stream only while it is read, and
+  // between two segments it is not.
+  template <class Element>
+  void ask_for(const Element* rows, int64_t begin, int64_t end) const {
+    constexpr int64_t kElements = kCacheLine / static_cast<int64_t>(sizeof(Element));
+    for (int64_t p = begin; p < end; ++p) {
+      const Element* row = rows + p * task_.position_stride;
+      for (int64_t d = 0; d < size(); d += kElements) __builtin_prefetch(row + d);
+    }
+  }
+
+  // The same for a share of the next segment's rows: what query i asks for while it is computed.
+  template <class Element>
+  void ask_for_next(const Element* rows, int64_t segment, int i) const {
+    const int64_t next = segment + 1;
+    const int64_t positions = smaller(last_position_ - next * kSegment, kSegment);
+    ask_for(rows + kSegment * task_.position_stride, positions * i / task_.queries,
+            positions * (i + 1) / task_.queries);
   }
 
   static void copy_scales(float* to, const float* from, Range seen, int64_t begin, int64_t end) {
@@ -224,9 +259,10 @@ class Attention {
     const int64_t stride = task_.position_stride;
     const float* keys = static_cast<const float*>(task_.keys) + at * stride;
     const float* values = static_cast<const float*>(task_.values) + at * stride;
-    float_scores(keys, seen);
+    float_scores(keys, values, seen);
     Range common = {0, kSegment};
     for (int i = 0; i < task_.queries; ++i) {
+      ask_for_next(keys, segment, i);
       if (range_[i].empty()) continue;
       sums_[i] = weights_of(float_scores_ + i * kSegment, range_[i]);
       common.begin = larger(common.begin, range_[i].begin);
@@ -246,8 +282,9 @@ class Attention {
     }
   }
 
-  void float_scores(const float* keys, Range seen) {
+  void float_scores(const float* keys, const float* values, Range seen) {
     for (int64_t p = lanes_below(seen.begin); p < seen.end; p += kLanes) {
+      ask_for(values, larger(p, seen.begin), smaller(p + kLanes, seen.end));
       // Keys outside what is seen are not read; their places get the score of a neighbour, and no weight.
       const float* rows[kLanes];
       for (int j = 0; j < kLanes; ++j) {
@@ -362,6 +399,7 @@ class Attention {
   }
 
   const AttentionTask& task_;
+  int64_t last_position_;
   Range range_[kMaxQueries];
   SegmentSums sums_[kMaxQueries];
   SegmentSums total_[kMaxQueries];

@@ -6,7 +6,6 @@
 #include "attention_arithmetic.h"
 
 namespace magnitude {
-
 namespace {
 
 // Splits 8 words.

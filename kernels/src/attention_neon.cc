@@ -2,7 +2,6 @@
 #include "attention_arithmetic.h"
 
 namespace magnitude {
-
 namespace {
 
 struct NeonBytes {

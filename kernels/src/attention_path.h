@@ -41,7 +41,7 @@ struct AttentionTask {
 };
 
 // Of one query and segment: the weighted sum of values, the maximum of scores, the sum of weights.
-constexpr int64_t partial_floats(int64_t head_size) { return head_size + 8; }
+static constexpr int64_t partial_floats(int64_t head_size) { return head_size + 8; }
 
 struct AttentionPath {
   // Computes the task's segments and writes out or partial.

@@ -15,11 +15,10 @@ struct PlainBytes {
 
   static void scores(const Queries& queries, int n, const int8_t* keys, int64_t stride, int64_t size, int64_t begin,
                      int64_t end, int32_t* out) {
-    memset(out, 0, static_cast<size_t>(n * kSegment) * sizeof(int32_t));
     for (int i = 0; i < n; ++i) {
-      for (int64_t p = begin; p < end; ++p) {
+      for (int64_t p = lanes_below(begin); p < lanes_above(end); ++p) {
         int32_t sum = 0;
-        for (int64_t d = 0; d < size; ++d) sum += queries.words[i][d] * keys[p * stride + d];
+        for (int64_t d = 0; p >= begin && p < end && d < size; ++d) sum += queries.words[i][d] * keys[p * stride + d];
         out[i * kSegment + p] = sum;
       }
     }

@@ -2,7 +2,6 @@
 #include "attention_arithmetic.h"
 
 namespace magnitude {
-
 namespace {
 
 struct Avx2Bytes {
@@ -26,12 +25,21 @@ struct Avx2Bytes {
     return _mm256_add_epi32(sum, _mm256_madd_epi16(a, b));
   }
 
+  // Adds neighbours (kEvery 1: lanes 0 and 1, …; 2: pairs of lanes) of a and of b; lanes of a and b alternate in what
+  // comes out. Blends and one shuffle: a horizontal addition has two shuffles, and they are what there are too few of.
+  template <int kEvery>
+  static __m256i neighbours(__m256i a, __m256i b) {
+    constexpr int kBlend = kEvery == 1 ? 0xaa : 0xcc;
+    const __m256i kept = _mm256_blend_epi32(a, b, kBlend);
+    const __m256i moved = _mm256_blend_epi32(b, a, kBlend);
+    return _mm256_add_epi32(kept, _mm256_shuffle_epi32(moved, kEvery == 1 ? 0xb1 : 0x4e));
+  }
+
   // Lane i: the sum of the lanes of a[i].
   static __m256i sums(const __m256i (&a)[8]) {
-    const __m256i first = _mm256_hadd_epi32(_mm256_hadd_epi32(a[0], a[1]), _mm256_hadd_epi32(a[2], a[3]));
-    const __m256i second = _mm256_hadd_epi32(_mm256_hadd_epi32(a[4], a[5]), _mm256_hadd_epi32(a[6], a[7]));
-    return _mm256_add_epi32(_mm256_permute2x128_si256(first, second, 0x20),
-                            _mm256_permute2x128_si256(first, second, 0x31));
+    const __m256i low = neighbours<2>(neighbours<1>(a[0], a[1]), neighbours<1>(a[2], a[3]));
+    const __m256i high = neighbours<2>(neighbours<1>(a[4], a[5]), neighbours<1>(a[6], a[7]));
+    return _mm256_add_epi32(_mm256_blend_epi32(low, high, 0xf0), _mm256_permute2x128_si256(low, high, 0x21));
   }
 
   // kQueries queries with 8 / kQueries rows: eight sums, of the first query first.
@@ -39,15 +47,19 @@ struct Avx2Bytes {
   static __m256i dots(const int16_t* words, const int8_t* const* rows, int64_t size) {
     constexpr int kRows = 8 / kQueries;
     __m256i partial[8];
+#pragma GCC unroll 8
     for (__m256i& sum : partial) sum = _mm256_setzero_si256();
     int64_t d = 0;
-    const auto step = [&](auto load) {
+    const auto step = [&](auto load) __attribute__((always_inline)) {
       __m256i query[kQueries];
+#pragma GCC unroll 8
       for (int i = 0; i < kQueries; ++i) {
         query[i] = _mm256_load_si256(reinterpret_cast<const __m256i*>(words + i * kMaxHeadSize + d));
       }
+#pragma GCC unroll 8
       for (int j = 0; j < kRows; ++j) {
         const __m256i key = load(rows[j] + d);
+#pragma GCC unroll 8
         for (int i = 0; i < kQueries; ++i) partial[i * kRows + j] = product_sum(partial[i * kRows + j], query[i], key);
       }
     };
@@ -81,10 +93,12 @@ struct Avx2Bytes {
                             int32_t* out, int64_t out_stride) {
     constexpr int kParts = kHalf ? 1 : 2;
     __m256i sums[kQueries][kParts];
+#pragma GCC unroll 8
     for (auto& row : sums) {
+#pragma GCC unroll 8
       for (__m256i& sum : row) sum = _mm256_setzero_si256();
     }
-    const auto step = [&](int64_t p, const int8_t* even, const int8_t* odd) {
+    const auto step = [&](int64_t p, const int8_t* even, const int8_t* odd) __attribute__((always_inline)) {
       __m128i a, b;
       if (kHalf) {
         a = _mm_loadl_epi64(reinterpret_cast<const __m128i*>(even));
@@ -96,10 +110,12 @@ struct Avx2Bytes {
       __m256i pairs[kParts];
       pairs[0] = _mm256_cvtepi8_epi16(_mm_unpacklo_epi8(a, b));
       if (!kHalf) pairs[kParts - 1] = _mm256_cvtepi8_epi16(_mm_unpackhi_epi8(a, b));
+#pragma GCC unroll 8
       for (int i = 0; i < kQueries; ++i) {
         int32_t two;
         memcpy(&two, weights + i * kSegment + p, sizeof two);
         const __m256i weight = _mm256_set1_epi32(two);
+#pragma GCC unroll 8
         for (int c = 0; c < kParts; ++c) sums[i][c] = product_sum(sums[i][c], pairs[c], weight);
       }
     };
@@ -111,7 +127,9 @@ struct Avx2Bytes {
     }
     for (; p + 2 <= end; p += 2) step(p, values + p * stride, values + (p + 1) * stride);
     if (p < end) step(p, values + p * stride, values + p * stride);
+#pragma GCC unroll 8
     for (int i = 0; i < kQueries; ++i) {
+#pragma GCC unroll 8
       for (int c = 0; c < kParts; ++c) {
         _mm256_storeu_si256(reinterpret_cast<__m256i*>(out + i * out_stride + 8 * c), sums[i][c]);
       }
@@ -130,15 +148,13 @@ struct Avx2Bytes {
 
   static void weigh(const int16_t* weights, int n, const int8_t* values, int64_t stride, int64_t size, int64_t begin,
                     int64_t end, int32_t* out) {
+    // Three at a time have their sums in registers; four, with AVX2's sixteen, do not, and take twice as long each.
     int i = 0;
-    for (; i + 4 <= n; i += 4) {
-      weigh_queries<4>(weights + i * kSegment, values, stride, size, begin, end, out + i * size);
+    for (; i + 3 <= n; i += 3) {
+      weigh_queries<3>(weights + i * kSegment, values, stride, size, begin, end, out + i * size);
     }
-    weights += i * kSegment;
-    out += i * size;
-    if (n - i == 3) weigh_queries<3>(weights, values, stride, size, begin, end, out);
-    if (n - i == 2) weigh_queries<2>(weights, values, stride, size, begin, end, out);
-    if (n - i == 1) weigh_queries<1>(weights, values, stride, size, begin, end, out);
+    if (n - i == 2) weigh_queries<2>(weights + i * kSegment, values, stride, size, begin, end, out + i * size);
+    if (n - i == 1) weigh_queries<1>(weights + i * kSegment, values, stride, size, begin, end, out + i * size);
   }
 };
 

@@ -164,10 +164,18 @@ struct Avx2Lanes {
     low = _mm_hadd_ps(low, low);
     return _mm_cvtss_f32(_mm_add_ss(low, _mm_movehdup_ps(low)));
   }
+  // Adds neighbours (kEvery 1: lanes 0 and 1, ...; 2: pairs of lanes) of a and of b; lanes of a and b alternate in what
+  // comes out. Blends and one shuffle: a horizontal addition has two shuffles, and they are what there are too few of.
+  template <int kEvery>
+  static F neighbours(F a, F b) {
+    constexpr int kBlend = kEvery == 1 ? 0xaa : 0xcc;
+    const F moved = _mm256_blend_ps(b, a, kBlend);
+    return add(_mm256_blend_ps(a, b, kBlend), _mm256_permute_ps(moved, kEvery == 1 ? 0xb1 : 0x4e));
+  }
   static F sums(const F (&a)[kLanes]) {
-    const __m256 first = _mm256_hadd_ps(_mm256_hadd_ps(a[0], a[1]), _mm256_hadd_ps(a[2], a[3]));
-    const __m256 second = _mm256_hadd_ps(_mm256_hadd_ps(a[4], a[5]), _mm256_hadd_ps(a[6], a[7]));
-    return _mm256_add_ps(_mm256_permute2f128_ps(first, second, 0x20), _mm256_permute2f128_ps(first, second, 0x31));
+    const F low = neighbours<2>(neighbours<1>(a[0], a[1]), neighbours<1>(a[2], a[3]));
+    const F high = neighbours<2>(neighbours<1>(a[4], a[5]), neighbours<1>(a[6], a[7]));
+    return add(_mm256_blend_ps(low, high, 0xf0), _mm256_permute2f128_ps(low, high, 0x21));
   }
   static float top(F a) {
     __m128 m = _mm_max_ps(_mm256_castps256_ps128(a), _mm256_extractf128_ps(a, 1));

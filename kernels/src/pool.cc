@@ -3,6 +3,7 @@
 #include <linux/futex.h>
 #include <pthread.h>
 #include <sched.h>
+#include <signal.h>
 #include <sys/syscall.h>
 #include <time.h>
 #include <unistd.h>
@@ -272,7 +273,13 @@ bool Pool::make_worker() {
   Worker* worker = &workers_[made_ + 1];
   worker->index = made_ + 1;
   worker->asleep.store(0, std::memory_order_relaxed);
-  if (pthread_create(&worker->thread, nullptr, work, worker) != 0) return false;
+  // Signals are the business of the process's own threads.
+  sigset_t all, before;
+  sigfillset(&all);
+  pthread_sigmask(SIG_SETMASK, &all, &before);
+  const int failed = pthread_create(&worker->thread, nullptr, work, worker);
+  pthread_sigmask(SIG_SETMASK, &before, nullptr);
+  if (failed != 0) return false;
   pthread_setname_np(worker->thread, "mk-pool");
   ++made_;
   return true;

@@ -11,6 +11,9 @@
 namespace magnitude {
 namespace {
 
+// Rounding a number takes 0.28 ns (AVX2), as long as about so many multiplications.
+constexpr int64_t kRoundingWork = 16;
+
 struct RoundCall {
   const Isa* isa;
   const float* x;
@@ -53,7 +56,7 @@ int product(const Packed& weights, const float* x, int64_t m, float* y) {
 
   const Isa& used = isa();
   RoundCall round{&used, x, weights.k, &rows};
-  run_tasks(m, weights.k, round_rows, &round);
+  run_tasks(m, kRoundingWork * weights.k, round_rows, &round);
   TileCall tiles{&used, ProductPart{&weights, &rows, 0, m, 0, 0, y}};
   run_tasks(weights.tiles, kTile * weights.k * m, compute_tiles, &tiles);
   return 0;

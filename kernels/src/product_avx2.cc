@@ -99,12 +99,12 @@ struct Tile {
         const int64_t at = i * rows.blocks + block;
         const __m256 row_scale = _mm256_set1_ps(scales[at]);
         __m256i dot = w.dot(a + at * kBlock);
-        if (kind == Kind::kInt4) dot = _mm256_sub_epi32(dot, _mm256_set1_epi32(8 * sums[at]));
+        const __m256i a_sum = _mm256_set1_epi32(sums[at]);
+        if (kind == Kind::kInt4) dot = _mm256_sub_epi32(dot, _mm256_slli_epi32(a_sum, 3));  // 8 · Σ a
         sum[i] = _mm256_fmadd_ps(_mm256_mul_ps(weight_scale, row_scale), _mm256_cvtepi32_ps(dot), sum[i]);
         if (kind == Kind::kInt4Minimum) {
           const __m256 minimum = halves(start + weights.minima_offset);
-          const __m256 a_sum = _mm256_set1_ps(static_cast<float>(sums[at]));
-          sum[i] = _mm256_fmadd_ps(_mm256_mul_ps(minimum, row_scale), a_sum, sum[i]);
+          sum[i] = _mm256_fmadd_ps(_mm256_mul_ps(minimum, row_scale), _mm256_cvtepi32_ps(a_sum), sum[i]);
         }
       }
     }

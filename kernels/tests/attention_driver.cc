@@ -4,10 +4,10 @@
 //   attention_driver                 lists the paths that this build and processor have
 //   attention_driver PATH <cases     runs them
 //
-// A case is a Header, then the arrays whose sizes it gives: keys, values, their scales, slots and positions of rows, and
-// the first (an append: also the second) of what the operation has besides. An answer is an int64 status, the error's
-// text (int64 length, bytes), and the buffers that the case may change. Every buffer is an allocation of exactly its
-// length, so that a sanitizer sees each access beyond.
+// A case is a Header, then the arrays whose sizes it gives: keys, values, their scales, slots and positions of rows,
+// and the first (an append: also the second) of what the operation has besides. An answer is an int64 status, the
+// error's text (int64 length, bytes), and the buffers that the case may change. Every buffer is an allocation of exactly
+// its length, so that a sanitizer sees each access beyond.
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -101,6 +103,30 @@ def test_a_product_that_does_not_fit_its_weights_is_an_error(operators: Path, li
     del graph.node[0].attribute[:]
     with pytest.raises(Exception, match="n"):
         session(operators, graph)
+
+
+def test_the_library_and_its_pool_outlive_a_session(operators: Path) -> None:
+    """ONNX Runtime closes the libraries of a session that is gone; in a process of its own nobody else holds it."""
+    program = """
+import gc, sys
+import onnxruntime as ort
+for _ in range(3):
+    options = ort.SessionOptions()
+    options.register_custom_ops_library(sys.argv[1])
+    del options
+    gc.collect()
+import ctypes
+library = ctypes.CDLL(sys.argv[1])
+assert library.mk_pool_set(3, None, None) == 0
+del library
+options = ort.SessionOptions()
+options.register_custom_ops_library(sys.argv[1])
+assert ctypes.CDLL(sys.argv[1]).mk_pool_threads() == 3
+"""
+    done = subprocess.run(
+        [sys.executable, "-c", program, str(operators)], capture_output=True, text=True, check=False, timeout=120
+    )
+    assert done.returncode == 0, done.stderr
 
 
 class Attention:

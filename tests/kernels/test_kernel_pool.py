@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import os
+import signal
+import subprocess
+import sys
 import threading
 import time
 from collections.abc import Callable
@@ -10,6 +13,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from kernel_builds import Build
 from kernel_driver import Driver, Refused, command
 from kernel_library import Library
 from product_cases import INT4, random_weights
@@ -84,23 +88,37 @@ def test_the_width_can_change_between_any_two_calls(library: Library) -> None:
     assert len(pool_threads()) == 3  # made once, kept for the next time
 
 
-def test_an_idle_pool_sleeps(library: Library) -> None:
+def test_an_idle_pool_sleeps_and_wakes_for_the_next_call(library: Library) -> None:
     products = Products(library)
     library.set_pool(3)
     assert products.are_right(50)
+    switches = at_rest()
+    assert len(switches) == 2
     for _ in range(100):
-        before = [status(thread) for thread in pool_threads()]
+        assert products.compute() == products.right
+        if all(after > before for before, after in zip(switches, at_rest(), strict=True)):
+            return
+    pytest.fail("a thread of the pool slept through a hundred calls")
+
+
+def at_rest() -> list[int]:
+    """How often each thread of the pool has gone to sleep, once all are asleep and stay so for a while."""
+    keys = ("State", "voluntary_ctxt_switches", "nonvoluntary_ctxt_switches")
+    for _ in range(100):
+        before = [[status(thread)[key] for key in keys] for thread in pool_threads()]
         time.sleep(0.05)
-        after = [status(thread) for thread in pool_threads()]
-        keys = ("State", "voluntary_ctxt_switches", "nonvoluntary_ctxt_switches")
-        if all(s["State"].startswith("S") for s in after) and all(
-            a[key] == b[key] for a, b in zip(before, after, strict=True) for key in keys
-        ):
-            break
-    else:
-        pytest.fail("the pool's threads did not come to rest")
-    assert len(after) == 2
-    assert products.are_right(5)  # and they wake up
+        after = [[status(thread)[key] for key in keys] for thread in pool_threads()]
+        if before == after and all(state.startswith("S") for state, *_ in after):
+            return [int(voluntary) for _, voluntary, _ in after]
+    pytest.fail("the pool's threads did not come to rest")
+
+
+def test_signals_are_left_to_the_process_s_own_threads(library: Library) -> None:
+    library.set_pool(2)
+    (worker,) = pool_threads()
+    # All that can be blocked: all but SIGKILL, SIGSTOP and two of the C library's own.
+    blocked = int(status(worker)["SigBlk"], 16)
+    assert all(blocked >> (number - 1) & 1 for number in (signal.SIGINT, signal.SIGTERM, signal.SIGALRM))
 
 
 def test_threads_run_on_the_cores_that_they_were_given(library: Library) -> None:
@@ -201,3 +219,26 @@ def test_a_pool_that_nobody_used_can_be_stopped(library: Library) -> None:
     library.set_pool(4)
     library.stop_pool()
     assert pool_threads() == []
+
+
+def test_a_process_ends_as_usual_while_its_pool_still_has_threads(host_build: Build) -> None:
+    program = f"""
+import ctypes
+library = ctypes.CDLL({str(host_build.library)!r})
+assert library.mk_pool_set(3, None, None) == 0
+print("done")
+"""
+    for _ in range(10):
+        done = subprocess.run(
+            [sys.executable, "-c", program], capture_output=True, text=True, check=False, timeout=60
+        )
+        assert (done.returncode, done.stdout, done.stderr) == (0, "done\n", "")
+
+
+def test_a_pool_has_no_more_threads_than_the_build_allows(library: Library) -> None:
+    """MAX_THREADS, 64 unless the build says otherwise."""
+    library.set_pool(64)
+    assert len(pool_threads()) == 63
+    products = Products(library)
+    library.set_pool(64)
+    assert products.are_right(5)
