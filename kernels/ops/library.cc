@@ -99,6 +99,18 @@ float attribute_or(const OrtKernelInfo* info, const char* name, float otherwise)
   return otherwise;
 }
 
+std::vector<int64_t> attribute_or(const OrtKernelInfo* info, const char* name, std::vector<int64_t> otherwise) {
+  size_t count = 0;
+  OrtStatus* status = ort->KernelInfoGetAttributeArray_int64(info, name, nullptr, &count);
+  if (status == nullptr) {
+    std::vector<int64_t> values(count);
+    status = ort->KernelInfoGetAttributeArray_int64(info, name, values.data(), &count);
+    if (status == nullptr) return values;
+  }
+  ort->ReleaseStatus(status);
+  return otherwise;
+}
+
 namespace {
 
 // One domain for all sessions of the process: they keep pointers to it, and the library is never unloaded.

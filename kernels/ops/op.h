@@ -9,6 +9,7 @@
 #include <stdint.h>
 
 #include <new>
+#include <vector>
 
 namespace magnitude {
 namespace ops {
@@ -55,6 +56,7 @@ OrtStatus* make_output(OrtKernelContext* context, size_t index, const int64_t* s
 OrtStatus* get_attribute(const OrtKernelInfo* info, const char* name, int64_t* out);
 int64_t attribute_or(const OrtKernelInfo* info, const char* name, int64_t otherwise);
 float attribute_or(const OrtKernelInfo* info, const char* name, float otherwise);
+std::vector<int64_t> attribute_or(const OrtKernelInfo* info, const char* name, std::vector<int64_t> otherwise);
 
 // The types of an operator's inputs and outputs, in order.
 struct Signature {

@@ -38,6 +38,9 @@ class Blocks:
             weights = weights + self.correction.T[..., None]
         return weights.reshape(self.n, -1)
 
+    def wide_rows(self, wide: tuple[int, ...]) -> np.ndarray:
+        return np.random.default_rng(83).standard_normal((len(wide), self.n)).astype(np.float32)
+
     def packed_by_kind(self, library: Library) -> np.ndarray:
         """By the call that takes minima and signed bytes."""
         n, k = self.n, 32 * self.blocks
@@ -50,14 +53,18 @@ class Blocks:
     def packed(self, library: Library) -> np.ndarray:
         return library.pack_blocks(self.bits, self.codes, self.scales, self.correction)
 
-    def graph(self, *, spare_rows: int = 0, inputs: int = 4) -> onnx.GraphProto:
-        """One product of `x`; its correction has `spare_rows` of other things behind it."""
+    def graph(self, *, wide: tuple[int, ...] = (), inputs: int = 4, **attributes: int) -> onnx.GraphProto:
+        """One product of `x`, of which some channels are multiplied in float by what `wide_rows` gives."""
         tensors = {"codes": self.codes, "scales": self.scales}
-        if self.correction is not None:
-            spare = np.full((spare_rows, self.n), np.nan, np.float32)
-            tensors["correction"] = np.concatenate([self.correction, spare])
+        parts = [] if self.correction is None else [self.correction]
+        parts += [self.wide_rows(wide)] if wide else []
+        given: dict[str, object] = {"n": self.n, "minima": int(self.correction is not None)} | attributes
+        if parts:
+            tensors["correction"] = np.concatenate(parts)
+        if wide:
+            given["wide"] = wide
         return helper.make_graph(
-            [helper.make_node("Product", ["x", *tensors][:inputs], ["y"], domain=DOMAIN, n=self.n)],
+            [helper.make_node("Product", ["x", *tensors][:inputs], ["y"], domain=DOMAIN, **given)],
             "product",
             [helper.make_tensor_value_info("x", TensorProto.FLOAT, ["m", 32 * self.blocks])],
             [helper.make_tensor_value_info("y", TensorProto.FLOAT, None)],
@@ -110,13 +117,34 @@ def test_blocks_that_do_not_fit_are_refused(library: Library) -> None:
         library.pack_blocks(4, four.codes, four.scales, np.full((3, 21), 1e6, np.float32))
 
 
-@pytest.mark.parametrize("spare_rows", [0, 5])
-def test_a_session_packs_what_its_graph_has(
-    operators: Path, library: Library, blocks: Blocks, spare_rows: int
-) -> None:
+def test_a_session_packs_what_its_graph_has(operators: Path, library: Library, blocks: Blocks) -> None:
     x = activations(blocks)
-    y = session(operators, blocks.graph(spare_rows=spare_rows)).run(None, {"x": x})[0]
+    y = session(operators, blocks.graph()).run(None, {"x": x})[0]
     assert y.tobytes() == library.product(blocks.packed(library), x, blocks.n).tobytes()
+
+
+def test_wide_channels_are_added_in_float_one_after_the_other(
+    operators: Path, library: Library, blocks: Blocks
+) -> None:
+    x, wide = activations(blocks), (70, 3, 41)
+    right = library.product(blocks.packed(library), x, blocks.n)
+    for channel, row in zip(wide, blocks.wide_rows(wide), strict=True):
+        right = right + x[:, channel, None] * row
+    running = session(operators, blocks.graph(wide=wide))
+    assert running.run(None, {"x": x})[0].tobytes() == right.tobytes()
+    library.set_pool(3)
+    assert running.run(None, {"x": x[:1]})[0].tobytes() == right[:1].tobytes()
+
+
+def test_wide_channels_of_many_outputs_and_rows_are_shared_among_threads(operators: Path, library: Library) -> None:
+    many, wide = Blocks(4, 2000, 4, corrected=True), tuple(range(0, 64, 4))
+    x = activations(many, rows=40)
+    running = session(operators, many.graph(wide=wide))
+    alone = running.run(None, {"x": x})[0]
+    library.set_pool(3)
+    assert running.run(None, {"x": x})[0].tobytes() == alone.tobytes()
+    rows = [running.run(None, {"x": x[row : row + 1]})[0] for row in range(len(x))]
+    assert np.concatenate(rows).tobytes() == alone.tobytes()
 
 
 def test_packed_weights_given_to_a_session_take_the_place_of_codes(
@@ -124,7 +152,7 @@ def test_packed_weights_given_to_a_session_take_the_place_of_codes(
 ) -> None:
     path = tmp_path / "model.onnx"
     opsets = [helper.make_opsetid("", 21), helper.make_opsetid(DOMAIN, 1)]
-    onnx.save(helper.make_model(blocks.graph(), opset_imports=opsets, ir_version=10), path)
+    onnx.save(helper.make_model(blocks.graph(wide=(7,)), opset_imports=opsets, ir_version=10), path)
     packed = blocks.packed(library)
     options = ort.SessionOptions()
     options.register_custom_ops_library(str(operators))
@@ -132,7 +160,8 @@ def test_packed_weights_given_to_a_session_take_the_place_of_codes(
     options.add_initializer("codes", given)
     running = ort.InferenceSession(path, options)
     x = activations(blocks)
-    assert running.run(None, {"x": x})[0].tobytes() == library.product(packed, x, blocks.n).tobytes()
+    right = library.product(packed, x, blocks.n) + x[:, 7, None] * blocks.wide_rows((7,))
+    assert running.run(None, {"x": x})[0].tobytes() == right.tobytes()
     packed[:8] = 0  # it is this memory and no copy of it
     with pytest.raises(Exception, match="no packed weights"):
         running.run(None, {"x": x})
@@ -146,7 +175,15 @@ def test_a_graph_whose_tensors_do_not_fit_is_refused(operators: Path) -> None:
     graph.initializer[0].CopyFrom(onnx.numpy_helper.from_array(blocks.codes[..., :-1], "codes"))
     with pytest.raises(Exception, match="neither packed nor codes"):
         session(operators, graph)
-    graph = blocks.graph()
-    graph.initializer[2].CopyFrom(onnx.numpy_helper.from_array(np.zeros((2, 21), np.float32), "correction"))
-    with pytest.raises(Exception, match="correction is not"):
+    with pytest.raises(Exception, match="correction is no initializer"):
+        session(operators, blocks.graph(inputs=3))
+    with pytest.raises(Exception, match="correction is no initializer"):
+        session(operators, CASES["int4"].graph(minima=1))
+    graph = blocks.graph(wide=(5,))
+    graph.initializer[2].CopyFrom(onnx.numpy_helper.from_array(blocks.correction, "correction"))
+    with pytest.raises(Exception, match=r"correction is no initializer \[4, 21\]"):
         session(operators, graph)
+    with pytest.raises(Exception, match="negative"):
+        session(operators, blocks.graph(wide=(5, -1)))
+    with pytest.raises(Exception, match="beyond x"):
+        session(operators, blocks.graph(wide=(5, 96))).run(None, {"x": activations(blocks)})

@@ -18,6 +18,12 @@ KvType = Literal["float32", "float16", "int8"]
 # Our own decoders' input that names the rows to compute logits of.
 LOGIT_ROWS = "logit_rows"
 
+# A decoder's graph for our own kernels: its file, the domain of its operators, and the key in its metadata under
+# which stands where the weights of its products lie.
+KERNEL_GRAPH_FILE = "kernels.onnx"
+KERNEL_DOMAIN = "ai.magnitude"
+KERNEL_PRODUCTS = "kernel_products"
+
 KV_ITEM_BYTES: dict[KvType, int] = {"float32": 4, "float16": 2, "int8": 1}
 
 
