@@ -18,6 +18,9 @@ KvType = Literal["float32", "float16", "int8"]
 # Our own decoders' input that names the rows to compute logits of.
 LOGIT_ROWS = "logit_rows"
 
+# The weights of all graphs of a model that we imported.
+WEIGHTS_FILE = "model.onnx.data"
+
 # A decoder's graph for our own kernels: its file, the domain of its operators, and the key in its metadata under
 # which stands where the weights of its products lie.
 KERNEL_GRAPH_FILE = "kernels.onnx"
