@@ -60,20 +60,15 @@ def write_packed(session: Any, data: Path, folder: Path, library: KernelLibrary)
 
 
 def _packed(product: Product, stored: NDArray[np.uint8], library: KernelLibrary) -> NDArray[np.uint8]:
+    n, blocks = product.n, product.blocks
     parts = [stored[start : start + length] for start, length in product.spans]
-    codes = np.dtype(np.uint8), (product.n, product.blocks, 4 * product.bits)
-    scales = np.dtype("<f4"), (product.n, product.blocks)
-    correction = np.dtype("<f4"), (-1, product.n)
     try:
-        arrays = [
-            part.view(dtype).reshape(shape)
-            for part, (dtype, shape) in zip(parts, (codes, scales, correction), strict=False)
-        ]
-    except ValueError as error:
+        codes = parts[0].reshape(n, blocks, 4 * product.bits)
+        scales = parts[1].view("<f4").reshape(n, blocks)
+        correction = parts[2].view("<f4").reshape(-1, n) if len(parts) > 2 else None
+    except (IndexError, ValueError) as error:
         raise Unusable(f"a product is not where it should be: {error}") from error
-    if len(arrays) < 2:
-        raise Unusable("a product has no scales")
-    return library.pack(product.bits, arrays[0], arrays[1], arrays[2] if len(arrays) > 2 else None)
+    return library.pack(product.bits, codes, scales, correction)
 
 
 def open_packed(path: Path, folder: Path, spec: SessionSpec, library: KernelLibrary, profile: str = "") -> Any:

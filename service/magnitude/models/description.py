@@ -108,6 +108,8 @@ class ModelDescription(msgspec.Struct, frozen=True, kw_only=True):
     lora_graph_file: str | None = None
     # Fusion plans: graphs over the same weights with the same inputs and outputs, that a further session may load.
     graphs: tuple[str, ...] = ()
+    # The same for sessions that have our own kernels (`kernels/offered.py`).
+    kernel_graphs: tuple[str, ...] = ()
     # A variant stands in for the model `variant_of`, with which it was compared when that had `parent_hash`.
     # `outside` says why its results are too far from that model's to be chosen by itself; "" while they are not.
     variant_of: str = ""

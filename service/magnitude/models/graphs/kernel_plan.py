@@ -163,4 +163,4 @@ class _Rewriter:
 
 
 def _first(node: Any) -> str:
-    return next(name for name in node.output if name)
+    return next(str(name) for name in node.output if name)
