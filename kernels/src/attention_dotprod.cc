@@ -104,14 +104,10 @@ struct DotprodBytes {
     for (int i = 0; i < kQueries; ++i) {
       for (int c = 0; c < kParts; ++c) high[i][c] = low[i][c] = vdupq_n_s32(0);
     }
-    for (int64_t p = begin / 4 * 4; p < end; p += 4) {
-      int8x16_t row[4];
-      for (int j = 0; j < 4; ++j) {
-        // Beyond begin and end no row is read: the weight is zero, any other row will do.
-        const int8_t* from = values + smaller(larger(p + j, begin), end - 1) * stride;
-        row[j] = kHalf ? half_bytes_at(from) : bytes_at(from);
-      }
-      const Turned turned = turn(row[0], row[1], row[2], row[3]);
+    const auto load = [](const int8_t* from) { return kHalf ? half_bytes_at(from) : bytes_at(from); };
+    const auto step = [&](int64_t p, const int8_t* first_row, const int8_t* second_row, const int8_t* third_row,
+                          const int8_t* fourth_row) {
+      const Turned turned = turn(load(first_row), load(second_row), load(third_row), load(fourth_row));
       for (int i = 0; i < kQueries; ++i) {
         const int8x16_t weight_high = four_of(weights.high[first + i] + p);
         const int8x16_t weight_low = four_of(weights.low[first + i] + p);
@@ -120,7 +116,22 @@ struct DotprodBytes {
           low[i][c] = vdotq_s32(low[i][c], turned.columns[c], weight_low);
         }
       }
+    };
+    // Beyond begin and end no row is read: the weight is zero, any other row will do.
+    const auto edge = [&](int64_t p) {
+      const auto row = [&](int64_t at) { return values + smaller(larger(at, begin), end - 1) * stride; };
+      step(p, row(p), row(p + 1), row(p + 2), row(p + 3));
+    };
+    int64_t p = begin / 4 * 4;
+    if (p < begin) {
+      edge(p);
+      p += 4;
     }
+    for (; p + 4 <= end; p += 4) {
+      const int8_t* from = values + p * stride;
+      step(p, from, from + stride, from + 2 * stride, from + 3 * stride);
+    }
+    if (p < end) edge(p);
     for (int i = 0; i < kQueries; ++i) {
       for (int c = 0; c < kParts; ++c) vst1q_s32(out + i * out_stride + 4 * c, join(high[i][c], low[i][c]));
     }

@@ -8,6 +8,7 @@
 #include <time.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <atomic>
 #include <cerrno>
 #include <cmath>
@@ -26,10 +27,12 @@ namespace {
 constexpr int kMostThreads = MAGNITUDE_MAX_THREADS;
 
 // The longest that a thread watches for the next call before it sleeps. Between two operators of a step lie some
-// microseconds, and waking a sleeper takes about 50: a thread that has waited that long has lost nothing by sleeping.
+// microseconds, and a sleeper comes 10 to 50 too late: a thread that has waited that long has lost nothing by sleeping.
 constexpr int64_t kLongestWatch_ns = 50'000;
-// The shortest, so that one long gap does not keep threads asleep through a whole step of short ones.
-constexpr int64_t kShortestWatch_ns = 2'000;
+// The shortest: what it takes to go to sleep and be woken, so that less saves no processor time.
+constexpr int64_t kShortestWatch_ns = 5'000;
+int64_t within_bounds(int64_t watch_ns) { return std::clamp(watch_ns, kShortestWatch_ns, kLongestWatch_ns); }
+
 // Looks between two looks at the clock, which costs some 20 ns.
 constexpr int kLooksPerClock = 32;
 
@@ -220,9 +223,9 @@ uint64_t Pool::wait_for_call(Worker* worker, uint64_t seen, int64_t* watch_ns) {
         for (int i = 0; i < kLooksPerClock; ++i) {
           const uint64_t gate = gate_.load(std::memory_order_acquire);
           if (call_number(gate) != seen) {
-            // Calls come close together: be sure to still be there for the next.
-            *watch_ns = 2 * waited_ns > kShortestWatch_ns ? 2 * waited_ns : kShortestWatch_ns;
-            if (*watch_ns > kLongestWatch_ns) *watch_ns = kLongestWatch_ns;
+            // Calls come close together: be sure to still be there for the next. Gaps within a step are uneven (who was
+            // done last waits least), so what was learned from a long one is forgotten slowly.
+            *watch_ns = within_bounds(std::max(*watch_ns - *watch_ns / 8, 4 * waited_ns));
             return gate;
           }
           relax();
@@ -239,8 +242,9 @@ uint64_t Pool::wait_for_call(Worker* worker, uint64_t seen, int64_t* watch_ns) {
     sleep_while(&worker->asleep, 1);
     const uint64_t after = gate_.load(std::memory_order_acquire);
     if (call_number(after) != seen || ending_.load(std::memory_order_acquire)) {
-      // A gap that one could have watched through is one to watch through the next time; longer ones are not.
-      *watch_ns = now_ns() - start_ns < kLongestWatch_ns ? kLongestWatch_ns : kShortestWatch_ns;
+      // A gap that one could have watched through is one to watch through the next time. A longer one may be that
+      // between two steps, which says little of those within.
+      *watch_ns = within_bounds(now_ns() - start_ns < kLongestWatch_ns ? kLongestWatch_ns : *watch_ns / 2);
       return after;
     }
   }

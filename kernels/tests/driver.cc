@@ -7,6 +7,7 @@
 //   pool THREADS                        the width of the pool
 //   product KIND N K M VALUES           then VALUES bytes of values, float32 scales, minima for kind 2, rows x
 //   packed N K M BYTES                  then BYTES bytes of packed weights, rows x
+//   attend BYTES ROWS HEADS KV_HEADS HEAD_SIZE WINDOW   then queries, keys and values of positions 0…ROWS − 1 of a slot
 //   runs CALLERS TIMES TASKS            CALLERS threads run TASKS tasks TIMES times each; answers the sum of all tasks
 // To each command standard output gets a line "ok BYTES" with that many raw bytes after it, or "error TEXT".
 #include <cstdio>
@@ -80,7 +81,8 @@ struct Command {
 };
 
 const Command kCommands[] = {
-    {"isas", isas}, {"isa", isa}, {"pool", pool}, {"product", product}, {"packed", packed}, {"runs", runs},
+    {"isas", isas},     {"isa", isa},       {"pool", pool}, {"product", product},
+    {"packed", packed}, {"attend", attend}, {"runs", runs},
 };
 
 int serve() {

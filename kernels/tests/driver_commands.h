@@ -40,7 +40,8 @@ inline int refuse(const char* line) {
   return 1;
 }
 
-int runs(const char* line);  // driver_runs.cc
+int runs(const char* line);    // driver_runs.cc
+int attend(const char* line);  // driver_attention.cc
 
 }  // namespace driver
 }  // namespace magnitude

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import platform
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -47,6 +48,16 @@ def arm_build() -> Build:
     if reason := kernel_builds.why_no_arm_build():
         _leave_out(reason)
     return kernel_builds.build_arm()
+
+
+@pytest.fixture(scope="session")
+def x86_build(host_build: Build) -> Build:
+    """The driver for x86-64, to be run on other processors than this machine's."""
+    if platform.machine() != "x86_64":
+        pytest.skip("kernels: builds for x86-64 are made on x86-64 only")
+    if reason := kernel_builds.why_no_emulator("x86_64"):
+        _leave_out(reason)
+    return host_build
 
 
 @pytest.fixture(scope="session")

@@ -1,4 +1,4 @@
-"""Random products, and what they must give: the contract in float64, and its bounds."""
+"""Random calls for the driver, and what products must give: the contract in float64, and its bounds."""
 
 from __future__ import annotations
 
@@ -54,6 +54,14 @@ class Weights:
             f"product {self.kind} {self.n} {self.k} {len(x)} {len(values)}",
             *(values, self.scales.tobytes(), minima, x.astype(np.float32).tobytes()),
         )
+
+
+def attention_command(rng: np.random.Generator, over_bytes: bool, rows: int, window: int = 0) -> Command:
+    """Appends to an empty cache of 2 KV heads and attention over it with 6 heads of 64."""
+    queries = rng.standard_normal((rows, 6, 64)).astype(np.float32)
+    keys, values = (rng.standard_normal((rows, 2, 64)).astype(np.float32) for _ in range(2))
+    arrays = queries.tobytes(), keys.tobytes(), values.tobytes()
+    return command(f"attend {int(over_bytes)} {rows} 6 2 64 {window}", *arrays)
 
 
 def random_weights(rng: np.random.Generator, kind: int, n: int, k: int) -> Weights:

@@ -8,7 +8,7 @@ import pytest
 from kernel_builds import Build
 from kernel_driver import Command, Driver, Refused, command
 from kernel_library import Library
-from product_cases import KINDS, random_weights
+from product_cases import KINDS, attention_command, random_weights
 
 SHAPES = [(1, 1, 1), (7, 31, 3), (9, 33, 2), (17, 640, 9), (40, 330, 13), (8, 32, 0)]
 
@@ -29,6 +29,7 @@ def test_no_address_is_beyond_its_buffer_and_no_behaviour_undefined(host_build: 
     driver = Driver(kernel_builds.build_sanitized("address,undefined"))
     rng = np.random.default_rng(41)
     commands = products(rng)
+    commands += [attention_command(rng, over_bytes, rows) for over_bytes in (False, True) for rows in (1, 130)]
     for isa in driver.isas():
         assert len(driver.results([command(f"isa {isa}"), *commands])) == len(commands) + 1
     # Packed weights that are damaged anywhere: an error or, beyond the header, some numbers; never a wild access.
@@ -57,10 +58,17 @@ def test_threads_share_nothing_without_an_order(host_build: Build) -> None:
     rng = np.random.default_rng(42)
     weights = random_weights(rng, KINDS["int4_minimum"], 700, 320)
     product = weights.command(rng.standard_normal((5, 320)).astype(np.float32))
-    commands = [product]
+    attention = attention_command(rng, True, 40)
+    commands = [product, attention]
     for threads in (2, 4, 1, 3, 2):
-        commands += [command(f"pool {threads}"), command("runs 3 300 97"), product, command("runs 1 300 3"), product]
+        commands += [
+            command(f"pool {threads}"),
+            command("runs 3 300 97"),
+            product,
+            command("runs 1 300 3"),
+            attention,
+        ]
     answers = driver.results(commands)
     sums = [int.from_bytes(answer, "little") for answer in answers if len(answer) == 8]
     assert sums == [3 * 300 * 97 * 96 // 2, 300 * 3] * 5
-    assert len({answer for answer in answers if len(answer) > 8}) == 1
+    assert len({answer for answer in answers if len(answer) > 8}) == 2
