@@ -30,7 +30,7 @@ extern "C" {
 #endif
 
 // The version of this interface. It rises with each change that an existing caller would notice.
-#define MK_VERSION 1
+#define MK_VERSION 2
 MK_API int mk_version(void);
 
 // What the last error on this thread was: one sentence, never null, empty before the first error.
@@ -70,6 +70,16 @@ MK_API int64_t mk_pack_bytes(int kind, int64_t n, int64_t k);
 //   *_bytes    the sizes of values and packed; an error unless exactly as computed.
 MK_API int mk_pack(int kind, int64_t n, int64_t k, const void* values, size_t values_bytes, const float* scales,
                    const float* minima, void* packed, size_t packed_bytes);
+
+// The same for weights as ONNX Runtime's MatMulNBits has them with blocks of 32, k a multiple of that:
+//   codes       [n, blocks, 16] with 4 bits (8 stands for zero), [n, blocks, 32] with 8 bits (128 does).
+//   scales      [n, blocks].
+//   correction  null, or with 4 bits [blocks, n]: w = scale · (code − 8) + correction. Packed as MK_INT4_MINIMUM, its
+//               minimum rounded to float16: exact where both come from a format with float16 scales and minima.
+// mk_pack_blocks_bytes() is the size of the result, or -1.
+MK_API int64_t mk_pack_blocks_bytes(int bits, int64_t n, int64_t blocks, int corrected);
+MK_API int mk_pack_blocks(int bits, int64_t n, int64_t blocks, const void* codes, size_t codes_bytes,
+                          const float* scales, const float* correction, void* packed, size_t packed_bytes);
 
 // Computes y[m, n] from x[m, k], both row-major and without gaps. n and k must be those of the packed weights; m may
 // be 0.

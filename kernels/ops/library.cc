@@ -54,6 +54,21 @@ OrtStatus* get_input(const OrtKernelContext* context, size_t index, Tensor* out)
   return ort->GetTensorMutableData(const_cast<OrtValue*>(value), &out->data);
 }
 
+OrtStatus* get_constant(const OrtKernelInfo* info, size_t index, Tensor* out, bool* there) {
+  *there = false;
+  size_t count = 0;
+  OrtStatus* status = ort->KernelInfo_GetInputCount(info, &count);
+  if (status != nullptr || index >= count) return status;
+  int constant = 0;
+  const OrtValue* value = nullptr;
+  status = ort->KernelInfoGetConstantInput_tensor(info, index, &constant, &value);
+  if (status != nullptr || !constant || value == nullptr) return status;
+  status = fill_shape(value, out);
+  if (status != nullptr) return status;
+  *there = true;
+  return ort->GetTensorMutableData(const_cast<OrtValue*>(value), &out->data);
+}
+
 OrtStatus* make_output(OrtKernelContext* context, size_t index, const int64_t* shape, size_t dimensions, Tensor* out) {
   OrtValue* value = nullptr;
   OrtStatus* status = ort->KernelContext_GetOutput(context, index, shape, dimensions, &value);
@@ -80,6 +95,18 @@ float attribute_or(const OrtKernelInfo* info, const char* name, float otherwise)
   float value = otherwise;
   OrtStatus* status = ort->KernelInfoGetAttribute_float(info, name, &value);
   if (status == nullptr) return value;
+  ort->ReleaseStatus(status);
+  return otherwise;
+}
+
+std::vector<int64_t> attribute_or(const OrtKernelInfo* info, const char* name, std::vector<int64_t> otherwise) {
+  size_t count = 0;
+  OrtStatus* status = ort->KernelInfoGetAttributeArray_int64(info, name, nullptr, &count);
+  if (status == nullptr) {
+    std::vector<int64_t> values(count);
+    status = ort->KernelInfoGetAttributeArray_int64(info, name, values.data(), &count);
+    if (status == nullptr) return values;
+  }
   ort->ReleaseStatus(status);
   return otherwise;
 }

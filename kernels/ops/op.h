@@ -9,6 +9,7 @@
 #include <stdint.h>
 
 #include <new>
+#include <vector>
 
 namespace magnitude {
 namespace ops {
@@ -44,6 +45,10 @@ struct Tensor {
 // Input `index` of an operator that runs now. Its type has been checked by ONNX Runtime.
 OrtStatus* get_input(const OrtKernelContext* context, size_t index, Tensor* out);
 
+// Input `index` where it is an initializer of the graph, while an operator is made; `there` is false for any other, and
+// for one that the node does not have.
+OrtStatus* get_constant(const OrtKernelInfo* info, size_t index, Tensor* out, bool* there);
+
 // Makes output `index` with that shape. Where the caller of the session has bound memory to it, that is the data.
 OrtStatus* make_output(OrtKernelContext* context, size_t index, const int64_t* shape, size_t dimensions, Tensor* out);
 
@@ -51,6 +56,7 @@ OrtStatus* make_output(OrtKernelContext* context, size_t index, const int64_t* s
 OrtStatus* get_attribute(const OrtKernelInfo* info, const char* name, int64_t* out);
 int64_t attribute_or(const OrtKernelInfo* info, const char* name, int64_t otherwise);
 float attribute_or(const OrtKernelInfo* info, const char* name, float otherwise);
+std::vector<int64_t> attribute_or(const OrtKernelInfo* info, const char* name, std::vector<int64_t> otherwise);
 
 // The types of an operator's inputs and outputs, in order.
 struct Signature {

@@ -1,6 +1,7 @@
 // The C interface: checks of arguments, and calls into the library. No exception leaves these functions, as nothing
 // below them throws.
 #include "attention_run.h"
+#include "blocks.h"
 #include "counters.h"
 #include "dispatch.h"
 #include "error.h"
@@ -83,6 +84,16 @@ int64_t mk_pack_bytes(int kind, int64_t n, int64_t k) {
 int mk_pack(int kind, int64_t n, int64_t k, const void* values, size_t values_bytes, const float* scales,
             const float* minima, void* packed, size_t packed_bytes) {
   return magnitude::pack(kind, n, k, values, values_bytes, scales, minima, packed, packed_bytes);
+}
+
+int64_t mk_pack_blocks_bytes(int bits, int64_t n, int64_t blocks, int corrected) {
+  return magnitude::packed_blocks_bytes(bits, n, blocks, corrected != 0);
+}
+
+int mk_pack_blocks(int bits, int64_t n, int64_t blocks, const void* codes, size_t codes_bytes, const float* scales,
+                   const float* correction, void* packed, size_t packed_bytes) {
+  return magnitude::pack_blocks(bits, n, blocks, static_cast<const uint8_t*>(codes), codes_bytes, scales, correction,
+                                packed, packed_bytes);
 }
 
 int mk_product(const void* packed, size_t packed_bytes, const float* x, int64_t m, int64_t k, float* y, int64_t n) {

@@ -59,6 +59,11 @@ class Library:
         self.raw.mk_pack.argtypes = [
             *(ctypes.c_int, _INT64, _INT64, _POINTER, _SIZE, _POINTER, _POINTER, _POINTER, _SIZE),
         ]
+        self.raw.mk_pack_blocks_bytes.restype = _INT64
+        self.raw.mk_pack_blocks_bytes.argtypes = [ctypes.c_int, _INT64, _INT64, ctypes.c_int]
+        self.raw.mk_pack_blocks.argtypes = [
+            *(ctypes.c_int, _INT64, _INT64, _POINTER, _SIZE, _POINTER, _POINTER, _POINTER, _SIZE),
+        ]
         self.raw.mk_product.argtypes = [_POINTER, _SIZE, _POINTER, _INT64, _INT64, _POINTER, _INT64]
         self.raw.mk_pool_set.argtypes = [ctypes.c_int, _POINTER, _POINTER]
 
@@ -108,6 +113,18 @@ class Library:
         sizes = values.nbytes, packed.nbytes
         pointers = _pointer(values), _pointer(scales), _pointer(minima), _pointer(packed)
         self._check(self.raw.mk_pack(kind, n, k, pointers[0], sizes[0], *pointers[1:], sizes[1]))
+
+    def pack_blocks(
+        self, bits: int, codes: np.ndarray, scales: np.ndarray, correction: np.ndarray | None = None
+    ) -> np.ndarray:
+        """Codes [n, blocks, 4 · bits], scales [n, blocks], correction [blocks, n]."""
+        n, blocks = scales.shape
+        size = int(self.raw.mk_pack_blocks_bytes(bits, n, blocks, int(correction is not None)))
+        packed = np.zeros(max(self._check(size), 0), np.uint8)
+        codes = np.ascontiguousarray(codes)
+        pointers = _pointer(codes), codes.nbytes, _pointer(scales), _pointer(correction), _pointer(packed)
+        self._check(self.raw.mk_pack_blocks(bits, n, blocks, *pointers, packed.nbytes))
+        return packed
 
     def product(self, packed: np.ndarray, x: np.ndarray, n: int) -> np.ndarray:
         """y[m, n] of x[m, k]."""

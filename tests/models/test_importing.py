@@ -31,6 +31,7 @@ PORTABLE = {
     "fallback.onnx",
     "separate.onnx",
     "separate-mlp.onnx",
+    "kernels.onnx",  # weights are packed for a machine elsewhere
     "tokenizer.json",
     "tokenizer_config.json",
     "special_tokens_map.json",

@@ -19,6 +19,8 @@ from magnitude.engine import session_messages as engine
 from magnitude.engine.client import EngineLink
 from magnitude.engine.message import Message
 from magnitude.engine.protocol import Failed, ToService
+from magnitude.engine.session_spec import SessionSpec
+from magnitude.models.description import KERNEL_GRAPH_FILE
 from magnitude.models.golden import Golden, GoldenPrompt, write_golden
 from magnitude.policy.learned import Verified
 from magnitude.policy.terms import ProbeDone, SessionChecked, SessionFailed, SessionReady, Trial
@@ -406,3 +408,34 @@ def test_only_equal_results_or_those_within_every_limit_pass(
     within = top1 >= 1 and cosine >= 0.99 and difference <= 1.0
     assert verdict.passed == (positions > 0 and (equal or within))
     assert verdict.passed == (not verdict.reason)
+    # A kernel plan rounds activations in another way: what passes without it passes with it, and a little more.
+    by_kernels = verdict_of(msgspec.structs.replace(TWO, graph_file=KERNEL_GRAPH_FILE), compared)
+    assert by_kernels.passed >= verdict.passed
+    assert by_kernels.passed == (not by_kernels.reason)
+
+
+@pytest.mark.parametrize(
+    ("top1", "cosine", "difference", "passed"),
+    [
+        (0.979, 0.9936, 1.7, True),  # SmolLM2-135M
+        (0.5, 0.9936, 1.7, False),
+        (0.979, 0.5, 1.7, False),
+        (0.979, 0.9936, 20.0, False),
+        (float("nan"), 0.9936, 1.7, False),
+        (0.979, 0.9936, float("inf"), False),
+    ],
+)
+def test_a_kernel_plan_may_round_but_not_compute_something_else(
+    top1: float, cosine: float, difference: float, passed: bool
+) -> None:
+    compared = engine.Compared(
+        request_id=1,
+        positions=195,
+        equal=False,
+        largest_difference=difference,
+        top1_agreement=top1,
+        least_cosine=cosine,
+    )
+    plan = SessionSpec(threads=2, graph_file=KERNEL_GRAPH_FILE)
+    assert verdict_of(plan, compared).passed == passed
+    assert not verdict_of(TWO, compared).passed

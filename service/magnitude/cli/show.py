@@ -126,6 +126,9 @@ def _print(description: ModelDescription, manifest: Manifest | None, golden: Gol
         for column in ("graph", "products", "against the serving graph"):
             table.add_column(column)
         for graph in manifest.graphs:
+            if not graph.verified:
+                table.add_row(graph.file, graph.plan, "not compared: the import had no kernels")
+                continue
             apart = f"logits up to {graph.largest_difference:.3f} apart, top-1 {graph.top1_agreement:.4f}"
             table.add_row(graph.file, graph.plan, "equal to the bit" if graph.equal else apart)
         console.print(table)

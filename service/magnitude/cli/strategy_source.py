@@ -179,6 +179,7 @@ class FileSource:
         """What a service here would run the model by; None where it is not here."""
         from magnitude.board.cpu import cpu_quota, engine_cpus, topology
         from magnitude.board.roots import HostRoots
+        from magnitude.kernels.offered import offered_graphs
         from magnitude.models.catalogue import BrokenModel, scan
         from magnitude.models.variants import variants_of
         from magnitude.policy.pinned import Means
@@ -192,7 +193,7 @@ class FileSource:
         return Means(
             cpus=cpus.cores,
             usable=cpus.usable,
-            graphs=described.graphs,
+            graphs=offered_graphs(described),
             variants=tuple(variant.name for variant in variants_of(described, found)),
             decodes=described.kind == "decoder",
         )

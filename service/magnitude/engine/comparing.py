@@ -173,6 +173,7 @@ def compare_encoders(request: CompareSession, session: SessionSpec | None, encod
 
 # Long enough for pieces and steps, and for positions to read what earlier ones left behind.
 _TRIED_TOKENS = 24
+_TRIED_IDS = 251  # a prime: no id comes twice
 
 
 def same_results(model: ModelDescription, one: Any, other: Any) -> bool:
@@ -181,7 +182,9 @@ def same_results(model: ModelDescription, one: Any, other: Any) -> bool:
     Raises `ModelError` for a session that is not the model's.
     """
     spec = SessionSpec(threads=1)  # a name for the other one
-    text = [[(7919 * at) % 251 for at in range(1, _TRIED_TOKENS + 1)]]  # any ids do: what is compared is arithmetic
+    # Any ids do: what is compared is arithmetic.
+    most = _TRIED_IDS if model.decoder is None else min(_TRIED_IDS, model.decoder.vocab_size)
+    text = [[(7919 * at) % most for at in range(1, _TRIED_TOKENS + 1)]]
     request = CompareSession(request_id=0, model=model.name, session=spec, slot=0, texts=text)
     if model.decoder is None:
         encoder = Encoder(model, one)

@@ -19,9 +19,10 @@ from magnitude.engine.kv_layout import KvLayout
 from magnitude.engine.rows import RowWindow
 from magnitude.engine.sampling import F32
 from magnitude.engine.session_spec import SessionSpec
-from magnitude.engine.sessions import describe
+from magnitude.engine.sessions import describe, kernels_for
 from magnitude.engine.thread_place import ThreadPlace
 from magnitude.errors import EngineError, ModelError
+from magnitude.kernels.library import KernelLibrary
 from magnitude.models.description import DecoderShape, ModelDescription
 
 _ID_TYPES = ("int64", "int32")
@@ -103,13 +104,15 @@ Wanted = Literal["last", "all"]
 
 
 class _Bound:
-    """A session and its bindings, by first row and number of rows. `adapts`: its graph has the adapter inputs."""
+    """A session and its bindings, by first row and number of rows. `adapts`: its graph has the adapter inputs;
+    `kernels`: what computes its products, where ONNX Runtime does not."""
 
-    __slots__ = ("adapts", "bindings", "session")
+    __slots__ = ("adapts", "bindings", "kernels", "session")
 
-    def __init__(self, session: Any, *, adapts: bool) -> None:
+    def __init__(self, session: Any, *, adapts: bool, kernels: KernelLibrary | None = None) -> None:
         self.session = session
         self.adapts = adapts
+        self.kernels = kernels
         self.bindings: dict[tuple[int, int], Any] = {}
 
 
@@ -173,7 +176,8 @@ class Decoder:
             raise _wrong(
                 model, f"{other[0]} has type {types[other[0]]}, which the model's own graph does not give it"
             )
-        self._sessions[spec] = _Bound(session, adapts=self.adapters.input_names <= types.keys())
+        adapts = self.adapters.input_names <= types.keys()
+        self._sessions[spec] = _Bound(session, adapts=adapts, kernels=kernels_for(spec.graph_file))
 
     def drop_session(self, spec: SessionSpec) -> None:
         """Let go of a session and of all that is bound to it. No run may name it any more."""
@@ -260,6 +264,8 @@ class Decoder:
         binding.bind_output(shape.logits, "cpu", 0, self._logits_type, out_shape, self._logits.ctypes.data)
         if self._place is not None:
             self._place.go(by)
+        if bound.kernels is not None and by is not None:
+            bound.kernels.use_threads(by.threads, by.cpus)
         try:
             bound.session.run_with_iobinding(binding)
         except MemoryError:

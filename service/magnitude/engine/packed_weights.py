@@ -2,7 +2,8 @@
 
 ONNX Runtime packs most weights of a graph when it makes a session, into memory of that session alone: SmolLM2-135M
 takes 144 MB for each. It can write a graph together with its packed weights, and a session of that file has them
-mapped: 16 MB of its own, the rest is page cache that all such sessions share.
+mapped: 16 MB of its own, the rest is page cache that all such sessions share. Of a kernel plan the same is done by
+`packed_products.py`.
 
 What is written holds for this model, ONNX Runtime and CPU only, and is a cache in every respect: whatever is wrong
 with it, it is dropped and the model's own files are opened. It is used only after it has given the results of the
@@ -26,11 +27,13 @@ from typing import Any
 import msgspec
 import onnxruntime
 
+from magnitude.engine import packed_products
 from magnitude.engine.process import is_alive, trim_heap
 from magnitude.engine.session_spec import SessionSpec
-from magnitude.engine.sessions import PROVIDERS, open_session, session_options
+from magnitude.engine.sessions import PROVIDERS, kernels_for, open_session, session_options
 from magnitude.engine.stats import read_cpu_features
-from magnitude.models.description import ModelDescription
+from magnitude.kernels.library import KernelLibrary
+from magnitude.models.description import WEIGHTS_FILE, ModelDescription
 from magnitude.persist import Unusable, sealed, sync_folder, unsealed, write_atomic
 
 log = logging.getLogger(__name__)
@@ -104,7 +107,7 @@ class PackedWeights:
             try:
                 _verify(entry)
                 with self._trying(key):
-                    session = _open_entry(entry, spec, profile)
+                    session = _form_of(path).open(entry, spec, profile)
                 os.utime(entry)
             except Exception:
                 shutil.rmtree(entry)
@@ -125,7 +128,7 @@ class PackedWeights:
         states = [(file.name, file.stat()) for file in sorted(path.parent.iterdir())]
         weights = [(name, at.st_size, at.st_mtime_ns) for name, at in states if at.st_size >= _WEIGHT_FILE_BYTES]
         runtime = (_LAYOUT, onnxruntime.__version__, platform.machine(), self._cpu_features)
-        parts = (*runtime, model.model_hash, graph, weights)
+        parts = (*runtime, *_form_of(path).made_by(), model.model_hash, graph, weights)
         return hashlib.sha256(json.dumps(parts).encode()).hexdigest()[:32]
 
     def _create(self, model: ModelDescription, path: Path, spec: SessionSpec, key: str) -> Any:
@@ -135,12 +138,13 @@ class PackedWeights:
             return None
         new = Path(tempfile.mkdtemp(prefix=f".new-{os.getpid()}-", dir=self._root))
         try:
+            form = _form_of(path)
             with self._trying(key):
-                plain = _save(path, spec, new)
-            files = {name: _seen(new / name) for name in (GRAPH, WEIGHTS)}
+                plain = form.save(new, spec)
+            files = {name: _seen(new / name) for name in form.files}
             write_atomic(new / ENTRY, sealed(Entry(model=model.name, files=files), schema=_SCHEMA))
             with self._trying(key):
-                session = _open_entry(new, spec)
+                session = form.open(new, spec)
                 same = self._check(model, plain, session)
             if not same:
                 log.warning("packed weights of %s compute something else and are left alone", model.name)
@@ -218,20 +222,59 @@ def _verify(entry: Path) -> None:
             raise Unusable(f"{name} has changed since it was written")
 
 
-def _save(path: Path, spec: SessionSpec, folder: Path) -> Any:
-    """A session of the graph at `path`, which leaves itself and its packed weights in `folder`."""
-    options = session_options(spec.threads, arena=spec.arena)
-    options.optimized_model_filepath = str(folder / GRAPH)
-    options.add_session_config_entry("session.optimized_model_external_initializers_file_name", WEIGHTS)
-    options.add_session_config_entry(
-        "session.optimized_model_external_initializers_min_size_in_bytes", str(_LEAST_EXTERNAL_BYTES)
-    )
-    options.add_session_config_entry("session.save_external_prepacked_constant_initializers", "1")
-    return onnxruntime.InferenceSession(str(path), options, providers=list(PROVIDERS))
+class _OptimisedGraph:
+    """What ONNX Runtime makes of the graph at `path`, and its weights."""
+
+    files = (GRAPH, WEIGHTS)
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+
+    def made_by(self) -> tuple[str, ...]:
+        """What its files depend on beside runtime, processor and model."""
+        return ()
+
+    def save(self, folder: Path, spec: SessionSpec) -> Any:
+        """A session of the graph, which leaves itself and its packed weights in `folder`."""
+        options = session_options(spec.threads, arena=spec.arena)
+        options.optimized_model_filepath = str(folder / GRAPH)
+        options.add_session_config_entry("session.optimized_model_external_initializers_file_name", WEIGHTS)
+        options.add_session_config_entry(
+            "session.optimized_model_external_initializers_min_size_in_bytes", str(_LEAST_EXTERNAL_BYTES)
+        )
+        options.add_session_config_entry("session.save_external_prepacked_constant_initializers", "1")
+        return onnxruntime.InferenceSession(str(self._path), options, providers=list(PROVIDERS))
+
+    def open(self, folder: Path, spec: SessionSpec, profile: str = "") -> Any:
+        options = session_options(spec.threads, arena=spec.arena, profile=profile)
+        # It was optimised before it was written, and weights are found by the names that they had then.
+        options.graph_optimization_level = onnxruntime.GraphOptimizationLevel.ORT_DISABLE_ALL
+        return onnxruntime.InferenceSession(str(folder / GRAPH), options, providers=list(PROVIDERS))
 
 
-def _open_entry(entry: Path, spec: SessionSpec, profile: str = "") -> Any:
-    options = session_options(spec.threads, arena=spec.arena, profile=profile)
-    # It was optimised before it was written, and weights are found by the names that they had then.
-    options.graph_optimization_level = onnxruntime.GraphOptimizationLevel.ORT_DISABLE_ALL
-    return onnxruntime.InferenceSession(str(entry / GRAPH), options, providers=list(PROVIDERS))
+class _KernelPlan:
+    """The packed weights alone: the graph stays where it is."""
+
+    files = (packed_products.WEIGHTS, packed_products.PLACES)
+
+    def __init__(self, path: Path, library: KernelLibrary) -> None:
+        self._path = path
+        self._library = library
+
+    def made_by(self) -> tuple[str, ...]:
+        with self._library.path.open("rb") as file:
+            return (hashlib.file_digest(file, "sha256").hexdigest(),)
+
+    def save(self, folder: Path, spec: SessionSpec) -> Any:
+        plain = open_session(self._path, spec.threads, arena=spec.arena)
+        packed_products.write_packed(plain, self._path.with_name(WEIGHTS_FILE), folder, self._library)
+        return plain
+
+    def open(self, folder: Path, spec: SessionSpec, profile: str = "") -> Any:
+        return packed_products.open_packed(self._path, folder, spec, self._library, profile)
+
+
+def _form_of(path: Path) -> _OptimisedGraph | _KernelPlan:
+    """In which form the weights of the graph at `path` are kept. Raises what `kernels_for` raises."""
+    library = kernels_for(path)
+    return _OptimisedGraph(path) if library is None else _KernelPlan(path, library)

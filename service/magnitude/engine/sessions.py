@@ -9,6 +9,8 @@ import onnxruntime
 
 from magnitude.engine.load_errors import check_graph_file, explain
 from magnitude.engine.protocol import TensorInfo
+from magnitude.kernels.library import KernelLibrary, kernels
+from magnitude.models.description import KERNEL_GRAPH_FILE
 
 PROVIDERS = ("CPUExecutionProvider",)
 # Severities are 0 verbose, 1 info, 2 warning, 3 error, 4 fatal. Errors reach us as exceptions as well, and in the
@@ -38,13 +40,24 @@ def prepare_runtime() -> None:
     onnxruntime.set_default_logger_severity(_FATAL_ONLY)
 
 
-def session_options(threads: int, *, arena: bool = False, profile: str = "") -> Any:
+def kernels_for(graph_file: str | Path) -> KernelLibrary | None:
+    """What computes the operators of a kernel plan; None for every other graph. Raises `EngineError`
+    `kernels_unusable` where a kernel plan cannot be computed."""
+    return kernels.library() if Path(graph_file).name == KERNEL_GRAPH_FILE else None
+
+
+def session_options(
+    threads: int, *, arena: bool = False, profile: str = "", kernels: KernelLibrary | None = None
+) -> Any:
     """Options of every session. None of them saves an optimised graph, which would hold for this CPU and this ONNX
     Runtime only: `packed_weights.py` does, and sees to that. `profile`: how the name of a file begins into which each
-    operator of each run is written ("": nowhere).
+    operator of each run is written ("": nowhere). With `kernels` these have the threads, whoever runs the session
+    says how many before a run, and ONNX Runtime has none beside them.
     """
     options = onnxruntime.SessionOptions()
-    options.intra_op_num_threads = threads
+    if kernels is not None:
+        options.register_custom_ops_library(str(kernels.path))
+    options.intra_op_num_threads = threads if kernels is None else 1
     options.inter_op_num_threads = 1
     options.execution_mode = onnxruntime.ExecutionMode.ORT_SEQUENTIAL
     options.log_severity_level = _FATAL_ONLY
@@ -67,10 +80,12 @@ def session_options(threads: int, *, arena: bool = False, profile: str = "") -> 
 
 
 def open_session(path: Path, threads: int, *, arena: bool = False, profile: str = "") -> Any:
-    """An `InferenceSession` of the graph at `path`. Raises `ModelError` with the file, the cause and a hint."""
+    """An `InferenceSession` of the graph at `path`. Raises `ModelError` with the file, the cause and a hint, and what
+    `kernels_for` raises."""
     check_graph_file(path)
+    library = kernels_for(path)
     try:
-        options = session_options(threads, arena=arena, profile=profile)
+        options = session_options(threads, arena=arena, profile=profile, kernels=library)
         return onnxruntime.InferenceSession(str(path), options, providers=list(PROVIDERS))
     except MemoryError:
         raise

@@ -161,7 +161,7 @@ def with_adapters(model: ModelDescription) -> tuple[ModelDescription, tuple[Adap
     if not adapters or model.lora_graph_file is None:
         return model, ()
     # Plans have no inputs for adapters.
-    return msgspec.structs.replace(model, graph_file=model.lora_graph_file, graphs=()), adapters
+    return msgspec.structs.replace(model, graph_file=model.lora_graph_file, graphs=(), kernel_graphs=()), adapters
 
 
 def open_adapter(folder: Path, model: ModelDescription) -> AdapterDescription:

@@ -18,6 +18,15 @@ KvType = Literal["float32", "float16", "int8"]
 # Our own decoders' input that names the rows to compute logits of.
 LOGIT_ROWS = "logit_rows"
 
+# The weights of all graphs of a model that we imported.
+WEIGHTS_FILE = "model.onnx.data"
+
+# A decoder's graph for our own kernels: its file, the domain of its operators, and the key in its metadata under
+# which stands where the weights of its products lie.
+KERNEL_GRAPH_FILE = "kernels.onnx"
+KERNEL_DOMAIN = "ai.magnitude"
+KERNEL_PRODUCTS = "kernel_products"
+
 KV_ITEM_BYTES: dict[KvType, int] = {"float32": 4, "float16": 2, "int8": 1}
 
 
@@ -99,6 +108,8 @@ class ModelDescription(msgspec.Struct, frozen=True, kw_only=True):
     lora_graph_file: str | None = None
     # Fusion plans: graphs over the same weights with the same inputs and outputs, that a further session may load.
     graphs: tuple[str, ...] = ()
+    # The same for sessions that have our own kernels (`kernels/offered.py`).
+    kernel_graphs: tuple[str, ...] = ()
     # A variant stands in for the model `variant_of`, with which it was compared when that had `parent_hash`.
     # `outside` says why its results are too far from that model's to be chosen by itself; "" while they are not.
     variant_of: str = ""

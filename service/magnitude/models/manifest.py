@@ -26,6 +26,7 @@ from magnitude.persist import write_atomic
 
 MANIFEST_FILE = "manifest.json"
 SCHEMA_VERSION = 1
+NEEDS_KERNELS = "kernels"  # a graph that nobody computes but our own kernels
 
 
 class FileEntry(msgspec.Struct, frozen=True, kw_only=True):
@@ -87,10 +88,13 @@ class Verification(msgspec.Struct, frozen=True, kw_only=True):
 
 class GraphPlan(msgspec.Struct, frozen=True, kw_only=True):
     """Another graph over the same weights that may stand for the serving graph, and how near its logits were to that
-    graph's over the golden texts. `equal`: to the bit. `plan` says in words what differs."""
+    graph's over the golden texts. `equal`: to the bit. `plan` says in words what differs, `needs` what must be there
+    beside ONNX Runtime (`NEEDS_KERNELS`; "": nothing). One that is not `verified` is not used: an import that could
+    not compare it has no figures of it."""
 
     file: str
     plan: str
+    needs: str = ""
     equal: bool
     largest_difference: float
     top1_agreement: float
@@ -191,7 +195,8 @@ def describe(folder: Path, manifest: Manifest) -> ModelDescription:
         chat_template_file=manifest.chat_template_file,
         fallback_graph_file=manifest.fallback_graph_file,
         lora_graph_file=manifest.lora_graph_file,
-        graphs=tuple(plan.file for plan in manifest.graphs if plan.verified),
+        graphs=tuple(plan.file for plan in manifest.graphs if plan.verified and not plan.needs),
+        kernel_graphs=tuple(p.file for p in manifest.graphs if p.verified and p.needs == NEEDS_KERNELS),
         variant_of=manifest.variant_of,
         parent_hash=manifest.parent_hash,
         outside=manifest.outside,

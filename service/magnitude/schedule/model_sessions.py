@@ -27,6 +27,7 @@ from magnitude.engine.session_messages import (
     UseSessions,
 )
 from magnitude.engine.session_spec import SessionSpec
+from magnitude.models.description import KERNEL_GRAPH_FILE
 from magnitude.models.golden_texts import COSINE_TOLERANCE, LOGIT_TOLERANCE, golden_texts
 from magnitude.policy import terms
 from magnitude.policy.learned import Verified
@@ -402,19 +403,36 @@ class ModelSessions:
             log.warning("KV memory of the scratch slot could not be given back", extra={"fields": fields})
 
 
+class _Bounds(msgspec.Struct, frozen=True, kw_only=True):
+    """Of a further session's results against the model's own: the least share of equal first tokens, the least cosine
+    of a row, and the largest difference of a value."""
+
+    top1_agreement: float
+    cosine: float
+    difference: float
+
+
+_SAME = _Bounds(top1_agreement=1.0, cosine=COSINE_TOLERANCE, difference=LOGIT_TOLERANCE)
+# Two roundings of the same activations, each near float by what was measured at import. SmolLM2-135M over 195
+# positions: 0.979, 0.9936 and 1.7 between kernels and serving graph; between that and float activations 0.979, 0.9961
+# and 1.2. What computes something else is far away in each of them.
+_ROUNDED = _Bounds(top1_agreement=0.93, cosine=0.98, difference=3.5)
+
+
 def verdict_of(session: SessionSpec, answer: Compared) -> Verified:
     """Whether its results are those of the model's own: equal to the bit, or within the tolerance that a model's
-    golden set has."""
+    golden set has; a kernel plan's, which rounds activations in another way, within that of such roundings."""
+    bounds = _ROUNDED if session.graph_file == KERNEL_GRAPH_FILE else _SAME
     reason = ""
     if answer.positions <= 0:
         reason = "nothing could be compared"
     elif not answer.equal:
-        if not answer.top1_agreement >= 1.0:
+        if not answer.top1_agreement >= bounds.top1_agreement:
             reason = f"another first token at {1 - answer.top1_agreement:.1%} of the positions"
-        elif not answer.least_cosine >= COSINE_TOLERANCE:
-            reason = f"a cosine of {answer.least_cosine:.4f}, {COSINE_TOLERANCE} is required"
-        elif not answer.largest_difference <= LOGIT_TOLERANCE:
-            reason = f"values differ by {answer.largest_difference:.2f}, {LOGIT_TOLERANCE} is allowed"
+        elif not answer.least_cosine >= bounds.cosine:
+            reason = f"a cosine of {answer.least_cosine:.4f}, {bounds.cosine} is required"
+        elif not answer.largest_difference <= bounds.difference:
+            reason = f"values differ by {answer.largest_difference:.2f}, {bounds.difference} is allowed"
     return Verified(
         session=session,
         passed=not reason,

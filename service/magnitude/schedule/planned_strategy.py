@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from magnitude.engine.session_spec import SessionSpec
+from magnitude.kernels.offered import offered_graphs
 from magnitude.policy.rules import ModelFacts
 from magnitude.policy.strategy import Strategy
 from magnitude.schedule.plan import ModelPlan
@@ -17,7 +18,7 @@ def model_facts(plan: ModelPlan, variants: tuple[str, ...] = ()) -> ModelFacts:
         kind=description.kind,
         own=SessionSpec(threads=provision.threads),
         # A model that serves on its fallback graph has no graph of this kind that could be trusted.
-        graphs=description.graphs if plan.graph_file == description.graph_file else (),
+        graphs=offered_graphs(description) if plan.graph_file == description.graph_file else (),
         chunk=provision.prefill_chunk,
         # The knee of its throughput, once that is measured.
         max_batch=plan.measured_slots,

@@ -16,9 +16,11 @@ import onnx
 from numpy.typing import NDArray
 from onnx import TensorProto, helper, numpy_helper
 
+from magnitude.models.description import WEIGHTS_FILE
+
 GRAPH_FILE = "model.onnx"
 SERVING_GRAPH_FILE = "serving.onnx"
-DATA_FILE = "model.onnx.data"
+DATA_FILE = WEIGHTS_FILE
 
 # Page size of every Arm kernel: with it a map of one tensor starts on a page of its own everywhere.
 ALIGN_BYTES = 65536

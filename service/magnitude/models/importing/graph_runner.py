@@ -14,18 +14,23 @@ import onnxruntime
 from numpy.typing import NDArray
 
 from magnitude.errors import ImportFailed
-from magnitude.models.description import DecoderShape, EncoderShape, KvType
+from magnitude.kernels.library import kernels
+from magnitude.models.description import KERNEL_GRAPH_FILE, DecoderShape, EncoderShape, KvType
 
 _KV_DTYPES: dict[KvType, type[np.generic]] = {"float32": np.float32, "float16": np.float16, "int8": np.int8}
 
 
 def open_session(path: Path) -> Any:
-    """A session on the CPU. Raises `ImportFailed` with ONNX Runtime's reason in one line."""
+    """A session on the CPU; a kernel plan computes on as many threads as its process has set for kernels. Raises
+    `ImportFailed` with ONNX Runtime's reason in one line, `EngineError` `kernels_unusable` for a kernel plan where
+    there are no kernels."""
     onnxruntime.set_default_logger_severity(4)
     onnxruntime.disable_telemetry_events()
     options = onnxruntime.SessionOptions()
     options.intra_op_num_threads = len(os.sched_getaffinity(0))
     options.add_session_config_entry("session.intra_op.allow_spinning", "0")
+    if path.name == KERNEL_GRAPH_FILE:
+        options.register_custom_ops_library(str(kernels.library().path))
     try:
         return onnxruntime.InferenceSession(str(path), options, providers=["CPUExecutionProvider"])
     except Exception as error:  # ONNX Runtime's exceptions have no common base but Exception

@@ -19,6 +19,7 @@ from magnitude.models.graphs.lora import LORA_GRAPH_FILE, write_lora
 from magnitude.models.importing.accuracy import FALLBACK_GRAPH_FILE, FLOAT, INT8, apply_plan, write_fallback
 from magnitude.models.importing.fusion_check import add_plans
 from magnitude.models.importing.golden_texts import golden_ids
+from magnitude.models.importing.kernel_check import KernelPlanFound, add_kernel_plan
 from magnitude.models.importing.order import ImportJob, Report, versions
 from magnitude.models.importing.source_kind import recognise
 from magnitude.models.importing.variant_check import Standing, check_shape, check_text, stand_beside
@@ -104,9 +105,14 @@ def import_weights(job: ImportJob, staging: Path, report: Report) -> Manifest:
     shutil.rmtree(check)
     plans: tuple[GraphPlan, ...] = ()
     plan_notes: tuple[str, ...] = ()
+    kernel_plan = KernelPlanFound()
     if built.decoder is not None:
         report(0.85, "writing fusion plans")
-        plans, plan_notes = add_plans(staging, built.graph_file, built.decoder, compared_texts(source, texts))
+        compared = compared_texts(source, texts)
+        plans, plan_notes = add_plans(staging, built.graph_file, built.decoder, compared)
+        exact = FALLBACK_GRAPH_FILE if (staging / FALLBACK_GRAPH_FILE).exists() else None
+        kernel_plan = add_kernel_plan(staging, built.graph_file, exact, built.decoder, compared)
+        plans += () if kernel_plan.plan is None else (kernel_plan.plan,)
     report(0.9, "recording the golden set")
     files = {name: file_entry(staging / name) for name in (built.graph_file, DATA_FILE)}
     the_hash = model_hash(files, files)
@@ -170,8 +176,8 @@ def import_weights(job: ImportJob, staging: Path, report: Report) -> Manifest:
             kv_type=built.decoder.kv_type if built.decoder else None,
             kv_scales=decision.kv_origin if isinstance(decision, Decision) else "",
         ),
-        verification=(*decision.verification, *standing.verification),
-        notes=(*parts.notes, *_warnings(decision), *plan_notes),
+        verification=(*decision.verification, *kernel_plan.verification, *standing.verification),
+        notes=(*parts.notes, *_warnings(decision), *plan_notes, *kernel_plan.notes),
         licence=str(source.metadata.get("licence") or ""),
         created_s=job.created_s,
         made_with=versions(),
