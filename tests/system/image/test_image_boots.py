@@ -178,7 +178,7 @@ def test_a_first_boot_takes_over_what_lies_on_the_boot_partition_and_grows_the_d
 ) -> None:
     disk = copied(tested.image, tmp_path / "disk")
     begin = offsets(layout(SLOT_MIB * MIB, DATA_MIB * MIB))
-    # It takes the place of the image's own, which has the key without which the forwarded port would let everybody in.
+    # It takes the place of the image's own, which has the key that the forwarded port needs.
     (tmp_path / "magnitude.yaml").write_text(
         f"server:\n  max_queue: 7\n  api_keys:\n    - {{name: mine, sha256: {'0' * 64}}}\n"
     )
