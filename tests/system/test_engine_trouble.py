@@ -33,7 +33,7 @@ pytestmark = pytest.mark.models
 CHAT = "smollm2-135m-instruct"
 EMBEDDER = "all-minilm-l6-v2"
 KILLS = 20
-PROMPTS = ["What is the capital of France?", "Name three colours.", "Count from one to ten."]
+PROMPTS = ["Name the capital of France.", "Name three colours.", "Count from one to ten."]
 PATIENCE_S = 120.0  # a test that waits so long has failed
 STRIKES_S = KILLS * 20.0  # an engine takes seconds to be back on a machine that is busy otherwise
 

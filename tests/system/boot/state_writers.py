@@ -1,6 +1,6 @@
 """The project's own writers at work: numbered generations of what a service keeps on its storage.
 
-Runs in the guest (`python state_writers.py FOLDER DEVICE SECONDS`) while its disk is recorded; the test reads with
+Runs in the guest (`python state_writers.py FOLDER DEVICE ROUNDS`) while its disk is recorded; the test reads with
 the same classes what a power cut would have left.
 """
 
@@ -10,7 +10,6 @@ import mmap
 import os
 import random
 import sys
-import time
 from collections.abc import Callable
 from pathlib import Path
 
@@ -139,7 +138,7 @@ class Writers:
             os.fsync(file.fileno())
 
 
-def run(folder: Path, device: str, seconds: float) -> None:
+def run(folder: Path, device: str, rounds: int) -> None:
     writers, marks = Writers(folder), Marks(device)
     steps: tuple[tuple[str, Callable[[int], None]], ...] = (
         ("state", writers.state),
@@ -149,15 +148,12 @@ def run(folder: Path, device: str, seconds: float) -> None:
         ("records", writers.records),
         ("strategies", writers.strategies),
     )
-    generation, end_s = 0, time.monotonic() + seconds
-    while time.monotonic() < end_s:
-        generation += 1
+    for generation in range(1, rounds + 1):
         for name, write in steps:
             marks.leave(Mark(name, generation, False))
             write(generation)
             marks.leave(Mark(name, generation, True))
-    print(generation)
 
 
 if __name__ == "__main__":
-    run(Path(sys.argv[1]), sys.argv[2], float(sys.argv[3]))
+    run(Path(sys.argv[1]), sys.argv[2], int(sys.argv[3]))

@@ -34,7 +34,19 @@ def inventory(board: Board) -> Inventory:
     group = board.show(SERVICE, "ControlGroup")
     below = board.path(f"/sys/fs/cgroup{group}")
     found = board.run(
-        "find", STATE, "/run/magnitude", "/tmp", "/dev/shm", "/var/cache/magnitude", "-not", "-name", "*.log"
+        "find",
+        STATE,
+        "/run/magnitude",
+        "/tmp",
+        "/dev/shm",
+        "/var/cache/magnitude",
+        "-not",
+        "-name",
+        "*.log",
+        # Of systemd, when a restart comes while it makes the sandbox of the start before.
+        "-not",
+        "-path",
+        "/tmp/namespace-*",
     )
     descriptors = board.run("sh", "-c", "ls -l /proc/[0-9]*/fd 2>/dev/null | grep -c memfd: || true").text
     return Inventory(
