@@ -183,7 +183,10 @@ def test_yocto_s_own_check_is_of_the_layer_in_the_system_of_others(
     assert "bitbake -p\n" not in printed
     assert ("raspberrypi5: meta-magnitude ... FAIL" in printed) == (verdict == "FAIL")
     folder = tmp_path / "build/raspberrypi5-plain-compatible"
-    assert "meta-magnitude\n" in (folder / "yocto-check-layer.log").read_text()
+    asked = (folder / "yocto-check-layer.log").read_text().splitlines()[0]
+    assert asked.split()[1].endswith("/meta-magnitude")
+    # It finds what the layer depends on only among what it is told of.
+    assert {str(layers / "meta-raspberrypi"), str(layers / "openembedded-core/meta")} <= set(asked.split())
     assert "magnitude" not in (folder / "conf/local.conf").read_text()
     assert "meta-magnitude" not in (folder / "conf/bblayers.conf").read_text()
 

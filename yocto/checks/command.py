@@ -206,7 +206,9 @@ def _steps(
 def _compatible(build: Build, folder: Path, layers: Path, layer: Layer, user: str | None) -> list[Finding]:
     print(f"{build.machine}: yocto-check-layer", flush=True)
     started_s = time.monotonic()
-    words = ["--no-auto", "--no-auto-dependency", str(layer.root)]
+    # It looks for what the layer depends on among those that it is given, and not among those that the build has.
+    below = [str(path) for path in build.layers]
+    words = [str(layer.root), "--no-auto", "--no-auto-dependency", "--dependency", *below]
     status, lines = run(words, folder, layers, user=user, program="yocto-check-layer")
     print(f"  {time.monotonic() - started_s:.0f} s", flush=True)
     # What it compares is many lines, and all that a person has to find the reason of a difference by.
