@@ -44,12 +44,21 @@ OrtStatus* fill_shape(const OrtValue* value, Tensor* out) {
 }  // namespace
 
 OrtStatus* get_input(const OrtKernelContext* context, size_t index, Tensor* out) {
+  OrtStatus* status = get_optional(context, index, out);
+  if (status != nullptr || out->there) return status;
+  return refused("input %zu is missing", index);
+}
+
+OrtStatus* get_optional(const OrtKernelContext* context, size_t index, Tensor* out) {
+  size_t count = 0;
+  OrtStatus* status = ort->KernelContext_GetInputCount(context, &count);
+  if (status != nullptr || index >= count) return status;
   const OrtValue* value = nullptr;
-  OrtStatus* status = ort->KernelContext_GetInput(context, index, &value);
-  if (status != nullptr) return status;
-  if (value == nullptr) return refused("input %zu is missing", index);
+  status = ort->KernelContext_GetInput(context, index, &value);
+  if (status != nullptr || value == nullptr) return status;
   status = fill_shape(value, out);
   if (status != nullptr) return status;
+  out->there = true;
   // The interface has no other way to data, written or not.
   return ort->GetTensorMutableData(const_cast<OrtValue*>(value), &out->data);
 }
@@ -65,7 +74,7 @@ OrtStatus* get_constant(const OrtKernelInfo* info, size_t index, Tensor* out, bo
   if (status != nullptr || !constant || value == nullptr) return status;
   status = fill_shape(value, out);
   if (status != nullptr) return status;
-  *there = true;
+  *there = out->there = true;
   return ort->GetTensorMutableData(const_cast<OrtValue*>(value), &out->data);
 }
 
@@ -76,6 +85,7 @@ OrtStatus* make_output(OrtKernelContext* context, size_t index, const int64_t* s
   if (value == nullptr) return refused("output %zu is not wanted, but it is always made", index);
   status = fill_shape(value, out);
   if (status != nullptr) return status;
+  out->there = true;
   return ort->GetTensorMutableData(value, &out->data);
 }
 

@@ -31,6 +31,7 @@ OrtStatus* refused(const char* format, ...) __attribute__((format(printf, 1, 2))
 
 // A tensor as it lies in memory, row-major.
 struct Tensor {
+  bool there = false;
   void* data = nullptr;
   int64_t shape[kMostDimensions] = {};
   size_t dimensions = 0;
@@ -44,6 +45,9 @@ struct Tensor {
 
 // Input `index` of an operator that runs now. Its type has been checked by ONNX Runtime.
 OrtStatus* get_input(const OrtKernelContext* context, size_t index, Tensor* out);
+
+// The same for one that a node may leave out: it is not `there` then.
+OrtStatus* get_optional(const OrtKernelContext* context, size_t index, Tensor* out);
 
 // Input `index` where it is an initializer of the graph, while an operator is made; `there` is false for any other, and
 // for one that the node does not have.

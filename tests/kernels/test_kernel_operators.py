@@ -21,6 +21,7 @@ FLOAT, INT8, INT64 = TensorProto.FLOAT, TensorProto.INT8, TensorProto.INT64
 HEADS, KV_HEADS, HEAD_SIZE = 6, 2, 64
 CACHE = (3, KV_HEADS, 200, HEAD_SIZE)
 SCALES = CACHE[:3]
+OPEN = (3, KV_HEADS, "positions", HEAD_SIZE)  # as a graph has it
 
 
 def session(operators: Path, graph: onnx.GraphProto, folder: Path | None = None) -> ort.InferenceSession:
@@ -132,10 +133,13 @@ assert ctypes.CDLL(sys.argv[1]).mk_pool_threads() == 3
 class Attention:
     """A graph of one attention node over one cache, in float or in bytes."""
 
-    def __init__(self, operators: Path, *, over_bytes: bool, **attributes: Any) -> None:
+    def __init__(
+        self, operators: Path, *, over_bytes: bool, packed: bool = False, turned: int = 0, **attributes: Any
+    ) -> None:
+        """`packed`: query has keys and values beside it. `turned`: positions of the tables for the rotation."""
         self.names = ["key", "value"] + (["key_scales", "value_scales"] if over_bytes else [])
         stored = INT8 if over_bytes else FLOAT
-        caches = [(name, FLOAT, SCALES) if name.endswith("scales") else (name, stored, CACHE) for name in self.names]
+        caches = [(name, FLOAT, OPEN[:3]) if name.endswith("scales") else (name, stored, OPEN) for name in self.names]
         rows = [
             ("query", FLOAT, ("m", HEADS * HEAD_SIZE)),
             ("key", FLOAT, ("m", KV_HEADS * HEAD_SIZE)),
@@ -143,8 +147,12 @@ class Attention:
             ("slots", INT64, ("m",)),
             ("positions", INT64, ("m",)),
         ]
+        if packed:
+            rows = [("query", FLOAT, ("m", (HEADS + 2 * KV_HEADS) * HEAD_SIZE)), ("", 0, ()), ("", 0, ()), *rows[3:]]
         inputs = rows + [(f"past_{name}", *rest) for name, *rest in caches]
-        outputs = [("y", FLOAT, None)] + [(f"present_{name}", *rest) for name, *rest in caches]
+        if turned:
+            inputs += [(name, FLOAT, (turned, f"half of {name}")) for name in ("cos", "sin")]
+        outputs = [("y", FLOAT, None)] + [(f"present_{name}", kind, None) for name, kind, _ in caches]
         node = helper.make_node(
             "AttentionOverBytes" if over_bytes else "Attention",
             *([name for name, *_ in inputs], [name for name, *_ in outputs]),
@@ -155,7 +163,7 @@ class Attention:
             helper.make_graph(
                 [node],
                 "attention",
-                [helper.make_tensor_value_info(*each) for each in inputs],
+                [helper.make_tensor_value_info(*each) for each in inputs if each[0]],
                 [helper.make_tensor_value_info(*each) for each in outputs],
             ),
         )
@@ -196,6 +204,19 @@ def prompt(length: int, slot: int = 1) -> dict[str, np.ndarray]:
         "slots": np.full(length, slot, np.int64),
         "positions": np.arange(length, dtype=np.int64),
     }
+
+
+def turned(x: np.ndarray, tables: dict[str, np.ndarray], positions: np.ndarray) -> np.ndarray:
+    """Heads side by side in each row of x, turned as the contract says, one float32 operation at a time."""
+    cos, sin = (tables[name][positions][:, None] for name in ("cos", "sin"))
+    heads = x.reshape(len(x), -1, HEAD_SIZE)
+    first, second = heads[..., : HEAD_SIZE // 2], heads[..., HEAD_SIZE // 2 :]
+    return np.concatenate([first * cos - second * sin, second * cos + first * sin], -1).reshape(x.shape)
+
+
+def tables(positions: int) -> dict[str, np.ndarray]:
+    angles = np.arange(positions)[:, None] / 10000 ** (np.arange(HEAD_SIZE // 2) / (HEAD_SIZE // 2))
+    return {"cos": np.cos(angles).astype(np.float32), "sin": np.sin(angles).astype(np.float32)}
 
 
 def part(rows: dict[str, np.ndarray], begin: int, end: int) -> dict[str, np.ndarray]:
@@ -247,8 +268,10 @@ def test_rows_that_do_not_fit_are_errors(operators: Path, over_bytes: bool) -> N
     rows = prompt(4)
     with pytest.raises(Exception, match="slot"):
         attention.run(rows | {"slots": np.array([0, 1, 3, 0])})
+    with pytest.raises(Exception, match="position 204"):
+        attention.run(rows | {"positions": np.array([0, 1, 2, 204])})
     with pytest.raises(Exception, match="position"):
-        attention.run(rows | {"positions": np.array([0, 1, 2, 200])})
+        attention.run(rows | {"positions": np.array([0, 1, 2, 2**62])})
     with pytest.raises(Exception, match="3 positions for 4 slots"):
         attention.run(rows | {"positions": np.array([0, 1, 2])})
     with pytest.raises(Exception, match="input 1 is not 4 rows of 128"):
@@ -259,3 +282,74 @@ def test_rows_that_do_not_fit_are_errors(operators: Path, over_bytes: bool) -> N
 
 def test_no_rows_are_no_error(operators: Path, over_bytes: bool) -> None:
     assert Attention(operators, over_bytes=over_bytes).run(prompt(0)).shape == (0, HEADS * HEAD_SIZE)
+
+
+def packed(rows: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
+    beside = np.concatenate([rows["query"], rows["key"], rows["value"]], -1)
+    return {"query": beside, "slots": rows["slots"], "positions": rows["positions"]}
+
+
+def test_queries_keys_and_values_in_one_row_give_the_same_bits(operators: Path, over_bytes: bool) -> None:
+    rows = prompt(20)
+    apart = Attention(operators, over_bytes=over_bytes)
+    y = apart.run(rows)
+    beside = Attention(operators, over_bytes=over_bytes, packed=True)
+    assert beside.run(packed(rows)).tobytes() == y.tobytes()
+    for name, cache in apart.caches.items():
+        assert beside.caches[name].tobytes() == cache.tobytes(), name
+
+
+@pytest.mark.parametrize("in_one_row", [False, True])
+def test_a_rotation_turns_queries_and_keys_before_all_else(
+    operators: Path, library: Library, over_bytes: bool, in_one_row: bool
+) -> None:
+    rows, angles = prompt(140), tables(150)
+    before = {name: turned(rows[name], angles, rows["positions"]) for name in ("query", "key")}
+    apart = Attention(operators, over_bytes=over_bytes)
+    y = apart.run(rows | before)
+    for isa in library.isas():
+        library.use(isa)
+        for threads in (1, 3):
+            library.set_pool(threads)
+            other = Attention(operators, over_bytes=over_bytes, packed=in_one_row, turned=150)
+            given = packed(rows) if in_one_row else rows
+            parts = [other.run(part(given, *ends) | angles) for ends in ((0, 100), (100, 139), (139, 140))]
+            assert np.concatenate(parts).tobytes() == y.tobytes(), (isa, threads)
+            for name, cache in apart.caches.items():
+                assert other.caches[name].tobytes() == cache.tobytes(), name
+
+
+def test_rotations_that_do_not_fit_are_errors_and_write_nothing(operators: Path, over_bytes: bool) -> None:
+    rows, angles = prompt(20), tables(10)
+    attention = Attention(operators, over_bytes=over_bytes, turned=10)
+    binding = attention.bind()
+    for name, array in (rows | angles).items():
+        binding.bind_cpu_input(name, array)
+    binding.bind_output("y")
+    with pytest.raises(Exception, match="position 10, and the rotation has 10"):
+        attention.session.run_with_iobinding(binding)
+    assert not any(held.numpy().any() for held in attention.held.values())
+    attention.run(part(rows, 0, 10) | angles)
+    padded = Attention(operators, over_bytes=over_bytes, turned=10)
+    y = padded.run(part(rows, 0, 2) | angles | {"positions": np.array([-1, -1])})
+    assert not y.any()
+    assert not any(cache.any() for cache in padded.caches.values())
+
+
+def test_a_cache_that_is_no_memory_of_the_caller_grows_by_the_rows(operators: Path, over_bytes: bool) -> None:
+    rows = prompt(12)
+    whole = Attention(operators, over_bytes=over_bytes)
+    y = whole.run(rows)
+    growing = Attention(operators, over_bytes=over_bytes)
+    growing.caches = {name: cache[:, :, :0].copy() for name, cache in growing.caches.items()}
+    parts = [growing.run(part(rows, *ends)) for ends in ((0, 5), (5, 6), (6, 12))]
+    assert np.concatenate(parts).tobytes() == y.tobytes()
+    for name, cache in growing.caches.items():
+        assert cache.shape[2] == 12
+        assert cache.tobytes() == whole.caches[name][:, :, :12].tobytes(), name
+
+
+def test_one_of_two_that_belong_together_is_an_error(operators: Path, over_bytes: bool) -> None:
+    attention = Attention(operators, over_bytes=over_bytes, turned=150)
+    with pytest.raises(Exception, match="cos and sin are not both"):
+        attention.run(prompt(2) | tables(150) | {"sin": np.zeros((150, 31), np.float32)})

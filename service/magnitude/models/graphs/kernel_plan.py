@@ -9,6 +9,9 @@ kernel plan it is one node, `ai.magnitude.Product`, that reads the same codes, s
   with norms as they were trained, SmolLM2-135M is 0.0031 nats from float activations instead of 0.0017.)
 - A lone token has no spare row: a row's bits do not depend on what is computed with it.
 
+Where the KV cache is float32 the attention is ours as well: `ai.magnitude.Attention` turns queries and keys, writes
+what is new to the same cache that GroupQueryAttention has, in place, and attends to it on the kernels' own threads.
+
 The codes of a product may be given to a session in packed form (`PACKED_PRODUCTS` in the graph's metadata says where
 they and what goes with them lie), so that sessions share one mapped copy.
 """
@@ -19,7 +22,8 @@ import json
 from pathlib import Path
 from typing import Any
 
-from onnx import helper
+import numpy as np
+from onnx import TensorProto, helper, numpy_helper
 
 from magnitude.models.description import KERNEL_DOMAIN, KERNEL_GRAPH_FILE, KERNEL_PRODUCTS
 from magnitude.models.graphs.blocks import BLOCK
@@ -28,11 +32,14 @@ from magnitude.models.graphs.lora import SHRUNK_CHANNELS
 
 __all__ = ["KERNEL_GRAPH_FILE", "KERNEL_WORDS", "write_kernel_plan"]
 
-KERNEL_WORDS = "products by our own kernels"
+KERNEL_WORDS = "products and attention by our own kernels"
 
 # Products with weights that are left when all that can be taken over were: such a graph is no kernel plan, since what
 # is left would be computed on one thread.
 _OTHER_PRODUCTS = ("MatMul", "MatMulNBits", "FusedMatMul", "Gemm")
+
+# Of a GroupQueryAttention that turns keys by tables and has a cache without scales (`decoder_graph.py`).
+_GQA_INPUTS = 9
 
 
 def write_kernel_plan(serving: Path, target: Path) -> bool:
@@ -61,9 +68,15 @@ class _Rewriter:
         metadata = {entry.key: entry.value for entry in model.metadata_props}
         self._shrunk: dict[str, list[int]] = json.loads(metadata.get(SHRUNK_CHANNELS, "{}"))
         self._packable: dict[str, dict[str, Any]] = {}
+        self._begin: list[Any] = []  # what stands in front of all layers
 
     def rewrite(self) -> bool:
         self._drop_spare_rows()
+        attentions = [node for node in self._graph.node if node.op_type == "GroupQueryAttention"]
+        if ours := [node for node in attentions if self._is_over_floats(node)]:
+            self._place_rows()
+            for node in ours:
+                self._attend(node)
         for node in list(self._graph.node):
             if node.op_type == "MatMulNBits" and not self._take_over(node):
                 return False
@@ -129,6 +142,50 @@ class _Rewriter:
                 return reader, part.input[1], beside.op_type != "Gather"
         return None, "", False
 
+    def _is_over_floats(self, node: Any) -> bool:
+        """Whether the cache has no scales and no halves, and keys are turned by tables, as in all of our graphs."""
+        kinds = {value.name: value.type.tensor_type.elem_type for value in self._graph.input}
+        return kinds.get(node.input[3]) == TensorProto.FLOAT and len(node.input) == _GQA_INPUTS
+
+    def _place_rows(self) -> None:
+        """`rows.slots` and `rows.positions`, `[batch, tokens]`: where in the cache the new tokens are, once for all
+        layers. A row of the batch is a slot; its positions end where its mask does."""
+        self._graph.initializer.extend(
+            [
+                numpy_helper.from_array(np.array(value, np.int64), name)
+                for name, value in (("rows.zero", 0), ("rows.one", 1), ("rows.axis", [1]))
+            ]
+        )
+        self._begin = [
+            helper.make_node("Shape", ["input_ids"], ["rows.shape"]),
+            helper.make_node("Gather", ["rows.shape", "rows.zero"], ["rows.batch"]),
+            helper.make_node("Gather", ["rows.shape", "rows.one"], ["rows.tokens"]),
+            helper.make_node("Range", ["rows.zero", "rows.batch", "rows.one"], ["rows.each"]),
+            helper.make_node("Unsqueeze", ["rows.each", "rows.axis"], ["rows.column"]),
+            helper.make_node("Expand", ["rows.column", "rows.shape"], ["rows.slots"]),
+            helper.make_node("ReduceSum", ["attention_mask", "rows.axis"], ["rows.ends"], keepdims=1),
+            helper.make_node("Sub", ["rows.ends", "rows.tokens"], ["rows.pasts"]),
+            helper.make_node("Range", ["rows.zero", "rows.tokens", "rows.one"], ["rows.further"]),
+            helper.make_node("Add", ["rows.pasts", "rows.further"], ["rows.positions"]),
+        ]
+        for node in self._begin:
+            node.name = node.output[0]
+
+    def _attend(self, node: Any) -> None:
+        """Our attention in the place of a GroupQueryAttention."""
+        sizes = {attribute.name: helper.get_attribute_value(attribute) for attribute in node.attribute}
+        query, key, value, past_key, past_value, _, _, cosines, sines = node.input
+        attributes = {"heads": sizes["num_heads"], "kv_heads": sizes["kv_num_heads"]}
+        if sizes.get("local_window_size", -1) > 0:
+            attributes["window"] = sizes["local_window_size"]
+        if sizes.get("scale", 0.0) > 0:
+            attributes["scale"] = sizes["scale"]
+        inputs = [query, key, value, "rows.slots", "rows.positions", past_key, past_value, cosines, sines]
+        new = helper.make_node(
+            "Attention", inputs, list(node.output), name=node.output[0], domain=KERNEL_DOMAIN, **attributes
+        )
+        self._instead[node.output[0]] = [new]
+
     def _note_places(self, names: list[str], n: int, blocks: int, bits: int) -> None:
         """Where a product's tensors lie in the data file, by the name of its codes; small ones are in the graph."""
         spans = []
@@ -142,6 +199,7 @@ class _Rewriter:
     def _put(self) -> None:
         """The new nodes in the places of the old ones, without what nobody reads any more."""
         nodes = [new for node in self._graph.node for new in self._instead.get(_first(node), [node])]
+        nodes[:0] = self._begin
         for node in nodes:
             for index, name in enumerate(node.input):
                 node.input[index] = self._same.get(name, name)
