@@ -16,7 +16,7 @@ from tiny_gguf import VOCAB, write
 from tiny_sources import decoder_folder
 
 from magnitude.kernels.library import KernelLibrary
-from magnitude.models.description import KERNEL_DOMAIN, KERNEL_GRAPH_FILE, KERNEL_PRODUCTS, DecoderShape
+from magnitude.models.description import KERNEL_GRAPH_FILE, KERNEL_PRODUCTS, DecoderShape
 from magnitude.models.golden import agreement, merged
 from magnitude.models.graphs.build import build_graph
 from magnitude.models.graphs.decoder_graph import KvScales
@@ -109,7 +109,7 @@ def test_it_says_where_the_weights_of_its_products_lie(tmp_path: Path) -> None:
     model = onnx.load(str(plan_of(tmp_path)), load_external_data=False)
     said = json.loads({entry.key: entry.value for entry in model.metadata_props}[KERNEL_PRODUCTS])
     tensors = {tensor.name: tensor for tensor in model.graph.initializer}
-    products = [node for node in model.graph.node if node.domain == KERNEL_DOMAIN]
+    products = [node for node in model.graph.node if node.op_type == "Product"]
     assert set(said) == {node.input[1] for node in products}
     for node in products:
         places = [
