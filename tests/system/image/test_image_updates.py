@@ -21,13 +21,13 @@ from tested_image import BAD, DATA_MIB, GOOD, SLOT_MIB, ImageUnderTest
 from image.guest import qemu
 from image.guest.build import Parts
 from image.guest.bundle import make_bundle, make_key
-from magnitude.schedule.golden_gate import VERDICTS_SCHEMA
+from magnitude.schedule.throughput import SCHEMA
 
 pytestmark = [pytest.mark.system, pytest.mark.on_demand]
 
 KEPT = "/var/lib/magnitude/kept"
-# Which models were proved here: written once, by the service, in the version's own form.
-PROOFS = "/var/lib/magnitude/golden.json"
+# What the service measured of its models here: written once for each model, in the version's own form.
+MEASURED = "/var/lib/magnitude/throughput.json"
 
 
 class Story(NamedTuple):
@@ -102,6 +102,13 @@ def status(machine: ImageMachine) -> dict[str, Any]:
     return found
 
 
+def measured(machine: ImageMachine) -> dict[str, Any]:
+    """What the service of this version has measured, as soon as it is written."""
+    written = f"for i in $(seq {BOOT_S:.0f}); do [ -e {MEASURED} ] && exec cat {MEASURED}; sleep 1; done; exit 1"
+    found: dict[str, Any] = json.loads(machine.check(written, timeout_s=2 * BOOT_S))
+    return found
+
+
 @pytest.fixture
 def installed(story: Story, tmp_path: Path) -> Path:
     """A disk of one's own with the good update in slot B, to be booted next."""
@@ -136,8 +143,8 @@ def test_a_good_update_is_taken_and_its_newer_state_does_not_break_the_older_ver
         assert GOOD in machine.check("magnitude --version", timeout_s=BOOT_S)
         assert machine.check(f"cat {KEPT}") == "kept\n"
         assert machine.check("cat /etc/machine-id") == story.machine_id
-        assert json.loads(machine.check(f"cat {PROOFS}"))["schema"] == VERDICTS_SCHEMA + 1
-        newer = machine.check(f"sha256sum <{PROOFS}")
+        assert measured(machine)["schema"] == SCHEMA + 1
+        newer = machine.check(f"sha256sum <{MEASURED}")
         # Back to the one before, as an admin does it. What it cannot read it leaves alone.
         machine.check("rauc status mark-active other", timeout_s=BOOT_S)
         assert machine.reboot() == "BA"
@@ -145,8 +152,8 @@ def test_a_good_update_is_taken_and_its_newer_state_does_not_break_the_older_ver
         machine.wait_ready()
         assert machine.check("cat /etc/machine-id") == story.machine_id
         # For the newer version, should it come back; its own is in use again.
-        assert machine.check(f"sha256sum <{PROOFS}.schema-{VERDICTS_SCHEMA + 1}") == newer
-        assert json.loads(machine.check(f"cat {PROOFS}"))["schema"] == VERDICTS_SCHEMA
+        assert machine.check(f"sha256sum <{MEASURED}.schema-{SCHEMA + 1}") == newer
+        assert measured(machine)["schema"] == SCHEMA
 
 
 def test_a_slot_that_is_whole_passes_with_the_patience_that_broken_ones_get(
