@@ -64,7 +64,7 @@ PYTHON_PACKAGES = (
 )
 KEPT = frozenset(f"pygments/lexers/{name}.py" for name in ("__init__", "_mapping", "python", "special"))
 # Units for devices that are ours as a whole: nobody should come to put those onto a system of their own.
-IMAGES_ALONE = ("magnitude/systemd_units/image",)
+IMAGES_ALONE = ("magnitude/systemd/image",)
 
 
 def trim_packages(site: Path, *, image: bool) -> None:

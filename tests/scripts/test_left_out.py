@@ -183,7 +183,7 @@ def test_a_folder_that_another_pattern_has_taken_already_is_no_error(tmp_path: P
 
 @pytest.mark.parametrize("image", [False, True])
 def test_units_of_images_are_in_images_alone(tmp_path: Path, image: bool) -> None:
-    units = tmp_path / "magnitude/systemd_units"
+    units = tmp_path / "magnitude/systemd"
     for name in ("magnitude.service", "image/system.conf.d/50-magnitude-watchdog.conf"):
         (units / name).parent.mkdir(parents=True, exist_ok=True)
         (units / name).touch()

@@ -135,7 +135,7 @@ def test_a_package_without_units_says_that_it_is_incomplete(tmp_path: Path) -> N
 
 
 def test_package_data_comes_before_a_checkout(tmp_path: Path) -> None:
-    for folder in ("lib/magnitude/systemd_units", "systemd"):
+    for folder in ("lib/magnitude/systemd", "systemd"):
         (tmp_path / folder).mkdir(parents=True)
         (tmp_path / folder / "magnitude.service").touch()
-    assert shipped_folder(tmp_path / "lib/magnitude") == tmp_path / "lib/magnitude/systemd_units"
+    assert shipped_folder(tmp_path / "lib/magnitude") == tmp_path / "lib/magnitude/systemd"

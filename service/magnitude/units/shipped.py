@@ -17,11 +17,11 @@ class UnitsMissing(MagnitudeError):
 def shipped_folder(package: Path | None = None) -> Path:
     """Where the unit files lie. `package` is the folder of the Python package. Raises `UnitsMissing`."""
     package = package or Path(magnitude.__file__).parent
-    for folder in (package / "systemd_units", package.parent.parent / "systemd"):
+    for folder in (package / "systemd", package.parent.parent / "systemd"):
         if (folder / "magnitude.service").is_file():
             return folder
     raise UnitsMissing(
-        f"There are no unit files in {package / 'systemd_units'}",
+        f"There are no unit files in {package / 'systemd'}",
         hint="The installation is incomplete: install the package again.",
     )
 
