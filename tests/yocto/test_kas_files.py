@@ -136,6 +136,6 @@ def test_no_key_for_updates_is_named_in_a_file() -> None:
 def test_a_working_tree_is_the_source_of_the_models_importer_as_well() -> None:
     """Image and build machine have the same service, and neither build writes into the checkout."""
     text = read(KAS / "feature/local-source.yml")["local_conf_header"]["local-source"]
-    for name in ("magnitude", "magnitude-native"):
+    for name in ("magnitude", "magnitude-native", "magnitude-kernels", "magnitude-kernels-native"):
         assert f'EXTERNALSRC:pn-{name} = "${{MAGNITUDE_LAYERDIR}}/../.."' in text
         assert f'EXTERNALSRC_SYMLINKS:pn-{name} = ""' in text

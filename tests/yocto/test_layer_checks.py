@@ -11,7 +11,7 @@ import pytest
 from tests.yocto.tiny_layer import LISTED, PATHS, REVISION, SHA, write_checkout, write_layer
 from yocto.checks.dependencies import check_requirements, check_resolved, check_tested, check_wheels
 from yocto.checks.finding import Finding
-from yocto.checks.layer import Layer
+from yocto.checks.layer import Layer, read_layer
 from yocto.checks.pins import check_pins, check_revision, why_no_history
 from yocto.checks.sources import check_sources
 from yocto.checks.upstream import check_upstream, missing_layers, read_upstream
@@ -112,6 +112,18 @@ def test_a_service_of_another_version_is_found_in_recipe_and_distribution(tmp_pa
     layer, checkout = write_layer(tmp_path / "layer"), write_checkout(tmp_path / "checkout")
     (checkout / "service/magnitude/__init__.py").write_text('__version__ = "0.2.0"\n')
     assert {finding.path.name for finding in found(layer, checkout)} == {"magnitude_0.1.0.bb", "magnitude-os.conf"}
+
+
+def test_recipes_of_this_repository_are_of_one_revision(tmp_path: Path) -> None:
+    layer, checkout = write_layer(tmp_path / "layer"), write_checkout(tmp_path / "checkout")
+    kernels = layer.root / "recipes-a/kernels/magnitude-kernels_0.1.0.bb"
+    kernels.parent.mkdir()
+    ours = (layer.root / PATHS["magnitude"]).read_text().replace("    file://local.py \\\n", "")
+    uri = 'MAGNITUDE_GIT_URI ?= "git://somewhere"\n'
+    kernels.write_text(uri + ours)
+    assert found(read_layer(layer.root), checkout) == []
+    kernels.write_text(uri + ours.replace(REVISION, "b" * 40))
+    assert [finding.path.name for finding in found(read_layer(layer.root), checkout)] == [kernels.name]
 
 
 def test_a_distribution_of_another_series_than_the_layer_s_is_found(tmp_path: Path) -> None:

@@ -20,7 +20,7 @@ _MOVE_ON = "Set SRCREV to a commit that has them: git rev-parse HEAD"
 
 def check_pins(layer: Layer, checkout: Path) -> list[Finding]:
     """Whether version, models and series are those of `checkout`. Raises `OSError`."""
-    return [*_version(layer, checkout), *_models(layer, checkout), *_series(layer)]
+    return [*_version(layer, checkout), *_revisions(layer), *_models(layer, checkout), *_series(layer)]
 
 
 def _version(layer: Layer, checkout: Path) -> list[Finding]:
@@ -34,6 +34,16 @@ def _version(layer: Layer, checkout: Path) -> list[Finding]:
     if f'DISTRO_VERSION = "{version}"' not in distro.read_text():
         findings.append(Finding(path=distro, message=f"DISTRO_VERSION is not that of the service, {version}"))
     return findings
+
+
+def _revisions(layer: Layer) -> list[Finding]:
+    """All that is built from this repository is of one revision."""
+    pinned = layer.recipe("magnitude").values.get("SRCREV")
+    return [
+        Finding(path=recipe.path, message=f"SRCREV is {recipe.values.get('SRCREV')}, that of the service {pinned}")
+        for recipe in layer.recipes
+        if "MAGNITUDE_GIT_URI" in recipe.values and recipe.values.get("SRCREV") != pinned
+    ]
 
 
 def _models(layer: Layer, checkout: Path) -> list[Finding]:
@@ -100,7 +110,7 @@ def _package(checkout: Path, revision: str) -> dict[str, object]:
         "requires": project.get("dependencies"),
         "import": project.get("optional-dependencies", {}).get("import"),
         "scripts": project.get("scripts"),
-        "built": (content.get("build-system"), content.get("tool", {}).get("hatch")),
+        "built": (content.get("build-system"), content.get("tool", {}).get("scikit-build")),
     }
 
 

@@ -29,6 +29,7 @@ RDEPENDS:${PN} = "\
     iw \
     kernel-modules \
     magnitude \
+    magnitude-kernels \
     magnitude-models \
     magnitude-os-config \
     networkmanager \

@@ -9,7 +9,8 @@ LICENSE = "Apache-2.0"
 # nooelint: oelint.var.licenseremotefile
 LIC_FILES_CHKSUM = "file://${COMMON_LICENSE_DIR}/Apache-2.0;md5=89aea4e17d99a7cacdbeed46a0096b10"
 
-DEPENDS = "magnitude-native"
+# With the kernels, so that the plan for them is compared and can be used.
+DEPENDS = "magnitude-kernels-native magnitude-native"
 
 inherit allarch python3native pypi
 

@@ -10,6 +10,11 @@ LIC_FILES_CHKSUM = "file://LICENSE;md5=3b83ef96387f14655fc854ddc3c6bd57"
 DEPENDS += "python3-msgspec-native"
 DEPENDS:append:class-target = " systemd"
 
+# The kernels have a recipe of their own: they are compiled for the board, and this wheel is for any machine. The
+# recipe of the build backend does not name what that imports.
+DEPENDS += "python3-packaging-native python3-pathspec-native python3-scikit-build-core-native"
+PEP517_BUILD_OPTS = "--config-setting=wheel.cmake=false"
+
 # The repository that this layer is a part of. Elsewhere, or with the layer copied out of it:
 #   MAGNITUDE_GIT_URI = "git://HOST/PATH;protocol=https"
 MAGNITUDE_GIT_URI ?= "git://${@os.path.realpath('${MAGNITUDE_LAYERDIR}/../..')};protocol=file"
@@ -19,7 +24,7 @@ SRC_URI = "${MAGNITUDE_GIT_URI};nobranch=1 \
 "
 SRCREV = "19d113f6fe0c362c7a65f30a15325fce22491086"
 
-inherit features_check python_hatchling systemd useradd
+inherit features_check python_pep517 systemd useradd
 
 # Units and sockets; the native package only imports models.
 REQUIRED_DISTRO_FEATURES:class-target = "systemd"
@@ -95,5 +100,8 @@ RDEPENDS:${PN}:class-native = "\
     python3-safetensors-native \
     python3-tokenizers-native \
 "
+
+# Without kernels it works, slower.
+RRECOMMENDS:${PN}:append:class-target = " magnitude-kernels"
 
 BBCLASSEXTEND = "native"
