@@ -22,7 +22,7 @@ MAGNITUDE_GIT_URI ?= "git://${@os.path.realpath('${MAGNITUDE_LAYERDIR}/../..')};
 SRC_URI = "${MAGNITUDE_GIT_URI};nobranch=1 \
     file://place-units.py \
 "
-SRCREV = "19d113f6fe0c362c7a65f30a15325fce22491086"
+SRCREV = "25e1ac9d466cc0eeb667fb828fd6167ee087ed87"
 
 inherit features_check python_pep517 systemd useradd
 
