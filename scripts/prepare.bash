@@ -74,11 +74,39 @@ quiet_pip() {
   return 1
 }
 
+# What there is for compiling the kernels; empty where they cannot be.
+find_compiler() { command -v "${CXX:-c++}" 2>/dev/null || command -v g++ 2>/dev/null || true; }
+
+# Lets pip compile the kernels where there is a compiler: it needs ONNX Runtime's C headers, of this system or fetched.
+prepare_kernels() {
+  local headers=$MAGNITUDE_HOME/cache/onnxruntime-headers
+  if [ -z "$(find_compiler)" ] || [ -e /usr/include/onnxruntime/onnxruntime_c_api.h ]; then return; fi
+  if [ ! -e "$headers/onnxruntime_c_api.h" ]; then
+    say "Fetching ONNX Runtime's C headers, for the kernels"
+    "$checkout/scripts/onnxruntime-headers" "$headers" >/dev/null || return 0
+  fi
+  export SKBUILD_CMAKE_DEFINE="ONNXRUNTIME_INCLUDE_DIR=$headers"
+}
+
+say_without_kernels() {
+  local reason
+  reason=$("$venv/bin/python" -c 'from magnitude.kernels.locate import why_not; print(why_not())' 2>/dev/null) || return 0
+  if [ -z "$reason" ]; then return; fi
+  say 'Without kernels: everything works, chat models answer more slowly.'
+  if [ -z "$(find_compiler)" ]; then
+    say '  There is no C++ compiler. On Debian, Ubuntu and Raspberry Pi OS: sudo apt install g++, then run this again.'
+  else
+    say '  They could not be compiled. Why, is said by: scripts/onnxruntime-headers build/headers &&'
+    say "  cmake -S kernels -B build/kernels -DONNXRUNTIME_INCLUDE_DIR=build/headers && cmake --build build/kernels"
+  fi
+}
+
 # prepare_environment EXTRAS: the virtual environment with the package in it, editable.
 prepare_environment() {
   local extras=$1 stamp want
   stamp=$venv/.installed-${extras//,/-}
-  want=$(sha256sum <"$checkout/pyproject.toml")
+  # Of all that pip makes something of: what is installed, what is compiled, and with what.
+  want=$({ cat "$checkout/pyproject.toml" "$checkout"/kernels/*/*; find_compiler; } | sha256sum)
   if [ -x "$venv/bin/magnitude" ] && [ "$(cat "$stamp" 2>/dev/null)" = "$want" ] &&
     "$venv/bin/python" -c '' 2>/dev/null; then
     return
@@ -92,11 +120,13 @@ prepare_environment() {
       'On Debian, Ubuntu and Raspberry Pi OS also: sudo apt install python3-venv' \
       'Another place: MAGNITUDE_VENV=/path/to/venv'
   fi
+  prepare_kernels
   say 'Installing packages (a few minutes on a board, the first time only)'
   rm -f "$venv"/.installed-*
   quiet_pip install --editable "${checkout}[$extras]" || fail 'the packages could not be installed (see above).' \
     'Check the network, the free storage, and that pip can reach a package index (pip config list).' \
     "To start anew: rm -rf $venv"
+  say_without_kernels
   printf '%s\n' "$want" >"$stamp"
 }
 

@@ -1,7 +1,8 @@
 """Build the Debian package of this checkout: `scripts/build-deb` starts this in the checkout's own environment.
 
-By dpkg-deb, without debhelper: nothing is compiled here and nothing may be stripped, and what is left to describe are
-the few files in this folder. It works for arm64 on amd64 and the other way round, without emulation.
+By dpkg-deb, without debhelper: the kernels are compiled here and nothing else, nothing else may be stripped, and what
+is left to describe are the few files in this folder. It works for arm64 on amd64 and the other way round, without
+emulation.
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ import tempfile
 from pathlib import Path
 
 from contents import glibc_minor, unmet, wrong_machine
+from kernels_library import PLACE, WITHOUT, build_library, why_no_library
 from left_out import trim_packages
 from suites import MACHINES, SUITES, Suite, control, package_file, package_version, pip_target
 
@@ -34,15 +36,17 @@ class BuildFailed(Exception):
     """What went wrong."""
 
 
-def build(suite: Suite, architecture: str, out: Path, *, fast: bool = False) -> Path:
+def build(suite: Suite, architecture: str, out: Path, *, fast: bool = False, kernels: bool = True) -> Path:
     """Build the package into the folder `out`; its path. Raises `BuildFailed`."""
+    if kernels and (reason := why_no_library(architecture)):
+        raise BuildFailed(f"{reason} (or build a slower package by --without-kernels)")
     version = _version()
     out.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(dir=out, prefix=".deb-") as work:
         # The package's root has to be open to everybody; temporary folders are not.
         root = Path(work) / "root"
         root.mkdir(mode=0o755)
-        glibc = _install_packages(root, suite, architecture, Path(work))
+        glibc = _install_packages(root, suite, architecture, Path(work), kernels=kernels)
         _install_command(root, suite)
         _install_units(root, suite)
         _install_texts(root, suite, version)
@@ -54,14 +58,14 @@ def build(suite: Suite, architecture: str, out: Path, *, fast: bool = False) -> 
     return target
 
 
-def _install_packages(root: Path, suite: Suite, architecture: str, work: Path) -> int:
-    """Our wheel with the importers, and all that they require, as wheels for that system. The minor version of glibc
-    that they ask for."""
+def _install_packages(root: Path, suite: Suite, architecture: str, work: Path, *, kernels: bool) -> int:
+    """Our wheel with the importers, and all that they require, as wheels for that system, and the library of kernels.
+    The minor version of glibc that they ask for."""
     machine, number = MACHINES[architecture]
     site = root / LIBRARY / f"lib/python{suite.python}/site-packages"
     site.mkdir(parents=True)
     pip = [sys.executable, "-m", "pip", "--disable-pip-version-check", "--quiet"]
-    _run(*pip, "wheel", "--no-deps", f"--wheel-dir={work}", str(CHECKOUT))
+    _run(*pip, "wheel", "--no-deps", WITHOUT, f"--wheel-dir={work}", str(CHECKOUT))
     (wheel,) = work.glob("*.whl")
     _run(
         *pip,
@@ -74,6 +78,8 @@ def _install_packages(root: Path, suite: Suite, architecture: str, work: Path) -
         f"{wheel}[import]",
     )
     trim_packages(site, image=False)
+    if kernels:
+        build_library(architecture, site / PLACE, work / "headers", _run)
     if wrong := wrong_machine(root, number):
         raise BuildFailed(f"not for {architecture}: {', '.join(map(str, wrong))}")
     if missing := unmet(site, suite.python, machine):
@@ -207,6 +213,7 @@ def main() -> int:
     parser.add_argument("architectures", nargs="*", metavar="amd64|arm64", help="both unless named")
     parser.add_argument("--suite", choices=list(SUITES), action="append", help="all unless named")
     parser.add_argument("--out", type=Path, default=CHECKOUT / "dist", help="where they go")
+    parser.add_argument("--without-kernels", action="store_true", help="needs no compiler; decoders run slower")
     parser.add_argument("--fast", action="store_true", help="larger packages, sooner")
     options = parser.parse_args()
     for architecture in options.architectures:
@@ -217,7 +224,13 @@ def main() -> int:
     try:
         for suite in options.suite or SUITES:
             for architecture in options.architectures or MACHINES:
-                path = build(SUITES[suite], architecture, options.out.absolute(), fast=options.fast)
+                path = build(
+                    SUITES[suite],
+                    architecture,
+                    options.out.absolute(),
+                    fast=options.fast,
+                    kernels=not options.without_kernels,
+                )
                 print(f"{path}  {path.stat().st_size / 1e6:.0f} MB", flush=True)
     except BuildFailed as error:
         print(f"error: {error}", file=sys.stderr)

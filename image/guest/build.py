@@ -17,6 +17,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
+from image.debian.kernels_library import build_library, why_no_library
 from image.guest import file_systems, qemu, tree, workshop
 from image.guest.bundle import make_bundle, make_key
 from image.guest.debian import (
@@ -85,6 +86,8 @@ def why_not(architecture: str) -> str:
         return "it needs root: files of the image belong to root, and to the service's own user"
     if missing := [name for name in NEEDED if not shutil.which(name)]:
         return f"{', '.join(missing)} not found: apt-get install mmdebstrap kmod cpio"
+    if reason := why_no_library(architecture):
+        return reason
     foreign = architecture != own_architecture()
     handler = Path("/proc/sys/fs/binfmt_misc") / f"qemu-{MACHINES[architecture]}"
     if foreign and not handler.exists():
@@ -166,10 +169,11 @@ def build(
     with tempfile.TemporaryDirectory(dir=cache) as work_name:
         work = Path(work_name)
         wheel = build_wheel(work / "wheel", version=version, edit=edit)
+        build_library(architecture, work / "kernels.so", cache / "onnxruntime-headers", run)
         root = work / "tree"
         root.mkdir()
         tree.make_tree(
-            root, parts.base, parts.site, parts.boot, wheel.parent, parts.workshop, architecture,
+            root, parts.base, parts.site, parts.boot, wheel.parent, work / "kernels.so", parts.workshop, architecture,
             keyring=keyring, models=models, overlay=overlay,
         )  # fmt: skip
         root_bytes = file_systems.used_bytes(root) - file_systems.used_bytes(root / tree.MODELS)

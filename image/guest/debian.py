@@ -20,9 +20,11 @@ import tomllib
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 
+from image.debian.kernels_library import WITHOUT
+
 CHECKOUT = Path(__file__).resolve().parents[2]
 # What goes into the wheel, and therefore into its key.
-SOURCES = ("pyproject.toml", "README.md", "LICENSE", "service", "systemd")
+SOURCES = ("pyproject.toml", "README.md", "LICENSE", "kernels", "service", "systemd")
 # The oldest glibc that wheels may ask for: bookworm has 2.36.
 GLIBC_MINORS = (17, 24, 26, 27, 28, 31, 34, 35)
 # Debian's names of architectures, and those of wheels and of uname.
@@ -159,7 +161,7 @@ def build_wheel(folder: Path, *, version: str | None = None, edit: Callable[[Pat
             module.write_text(text)
         if edit:
             edit(sources)
-        run(sys.executable, "-m", "pip", "wheel", "--quiet", "--no-deps", "--wheel-dir", name, sources)
+        run(sys.executable, "-m", "pip", "wheel", "--quiet", "--no-deps", WITHOUT, "--wheel-dir", name, sources)
         (wheel,) = Path(name).glob("*.whl")
         return Path(shutil.move(wheel, folder / wheel.name))
 

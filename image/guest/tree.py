@@ -12,6 +12,7 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
+from image.debian.kernels_library import PLACE
 from image.debian.left_out import trim_packages
 from image.guest import partitions
 from image.guest.debian import CHECKOUT, MACHINES, dependencies, in_root, make_root, python_of, run, wheel_options
@@ -118,6 +119,7 @@ def make_tree(
     site: Path,
     boot_parts: Path,
     wheel: Path,
+    kernels: Path,
     workshop: Workshop,
     architecture: str,
     *,
@@ -125,7 +127,8 @@ def make_tree(
     models: Sequence[Path] = (),
     overlay: Path | None = None,
 ) -> None:
-    """What is ours on top of `base` and `site`, into `root`. Files of `overlay` are put over all others."""
+    """What is ours on top of `base` and `site`, into `root`, with the library `kernels`. Files of `overlay` are put
+    over all others."""
     run("cp", "--archive", "--reflink=auto", f"{base}/.", root)
     run("cp", "--recursive", "--reflink=auto", f"{site}/.", root / SITE)
     trim_debian(root)
@@ -138,6 +141,7 @@ def make_tree(
     shutil.copytree(boot_parts / "modules", root / "usr/lib/modules", symlinks=True, dirs_exist_ok=True)
     run(sys.executable, "-m", "pip", "install", "--quiet", "--no-compile", "--no-deps", "--no-index",
         f"--target={root / SITE}", *map(str, wheel.glob("*.whl")))  # fmt: skip
+    shutil.copyfile(kernels, root / SITE / PLACE)
     shutil.rmtree(root / SITE / "bin", ignore_errors=True)
     _write(root / "usr/bin/magnitude", LAUNCHER, 0o755)
     _configure(root, architecture, keyring)
