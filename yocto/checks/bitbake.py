@@ -30,8 +30,9 @@ BB_NUMBER_THREADS = "{threads}"
 BB_NUMBER_PARSE_THREADS = "{threads}"
 BB_DISKMON_DIRS = ""
 """
-# Of another distribution's systems those in which our recipes are not skipped.
-_OTHER_SYSTEM = 'INIT_MANAGER = "systemd"\n'
+# Of another distribution's systems those in which our recipes are not skipped. Where a machine's images are made by
+# wic, what that is told has the list of layers in it, which no layer can be added to without changing it.
+_OTHER_SYSTEM = 'INIT_MANAGER = "systemd"\nWICVARS:remove = "BBLAYERS"\n'
 
 
 class Build(msgspec.Struct, frozen=True, kw_only=True):
