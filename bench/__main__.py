@@ -15,6 +15,7 @@ from rich.table import Table
 from bench import (
     agent_verbs,
     board_verbs,
+    kernel_verbs,
     live_verbs,
     plan_verbs,
     policy_verbs,
@@ -486,6 +487,7 @@ live_verbs.register(app)
 session_verbs.register(app)
 thermal_verbs.register(app)
 plan_verbs.register(app)
+kernel_verbs.register(app)
 policy_verbs.register(app)
 
 if __name__ == "__main__":

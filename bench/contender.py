@@ -74,6 +74,19 @@ class Worker:
         """Of contenders that run several prompts side by side."""
         return msgspec.convert(self._ask(do="batch", prompts=prompts, steps=steps), GenerationTimes)
 
+    def steps(self, past: int, rows: int, steps: int) -> float:
+        """Of contenders that can stand at any position; all of these are in `peers/worker.py`."""
+        return float(self._ask(do="steps", past=past, rows=rows, steps=steps)["decode_s"])
+
+    def prompt(self, tokens: int) -> float:
+        return float(self._ask(do="prompt", tokens=tokens)["prefill_s"])
+
+    def logits(self, ids: list[int], file: Path) -> None:
+        self._ask(do="logits", ids=ids, file=str(file))
+
+    def costs(self) -> dict[str, dict[str, int]]:
+        return self._ask(do="costs")
+
     def stop(self) -> None:
         """End the worker for certain."""
         try:

@@ -1,20 +1,27 @@
-"""The serving graph as the engine runs it, without service, sampling and messages: the ceiling of a batch.
+"""A decoder's graph as the engine runs it, without service, sampling and messages: the ceiling of a batch.
 
 Session options, KV memory, bindings and pieces of a prompt are the engine's own; the next token is the best one.
 """
 
 from __future__ import annotations
 
+import itertools
 import os
 import sys
 import time
 from pathlib import Path
+from typing import Any
+
+import msgspec
+import numpy as np
 
 from bench.peers.worker import Times, greedy, serve
 from magnitude.engine.decoder import Decoder
 from magnitude.engine.kv import KvMemory
 from magnitude.engine.kv_layout import KvLayout
-from magnitude.engine.sessions import open_session, prepare_runtime
+from magnitude.engine.session_spec import SessionSpec
+from magnitude.engine.sessions import kernels_for, open_session, prepare_runtime
+from magnitude.kernels.library import KernelLibrary
 from magnitude.models.catalogue import open_folder
 
 # Of a prompt in one run, as the service has it unless it is configured otherwise.
@@ -22,11 +29,14 @@ PIECE = 128
 
 
 class BareGraph:
-    """One decoder with room for `max_batch` rows."""
+    """One decoder with room for `max_batch` rows, by its own graph or by `graph_file` of the same folder."""
 
-    def __init__(self, max_batch: int) -> None:
+    def __init__(self, max_batch: int, graph_file: str = "") -> None:
         self._max_batch = max_batch
+        self._graph_file = graph_file
         self._kv: KvMemory | None = None
+        self._by: SessionSpec | None = None
+        self._kernels: KernelLibrary | None = None
 
     def start(self) -> tuple[int, dict[str, str]]:
         prepare_runtime()
@@ -41,11 +51,29 @@ class BareGraph:
         os.ftruncate(fd, layout.total_bytes)
         self._kv = KvMemory(fd, layout)
         os.close(fd)
-        session = open_session(Path(source) / model.graph_file, threads)
+        graph_file = self._graph_file or model.graph_file
+        model = msgspec.structs.replace(model, graph_file=graph_file)
+        session = open_session(Path(source) / graph_file, threads)
         self._decoder = Decoder(model, session, self._kv, max_batch=self._max_batch)
+        self._kernels = kernels_for(graph_file)
+        if self._kernels is not None:
+            self._kernels.use_threads(threads)
         for row in range(self._max_batch):
             self._decoder.show(row, row)
-        return {"graph": model.graph_file, "KV": model.decoder.kv_type}
+        self._fill(layout)
+        facts = {"graph": graph_file, "KV": layout.kv_type}
+        return facts if self._kernels is None else facts | {"instruction set": self._kernels.instruction_set}
+
+    def _fill(self, layout: KvLayout) -> None:
+        """Keys and values as a prompt would leave them, as far as time goes: all of them there, none of them zero."""
+        assert self._kv is not None
+        rng = np.random.default_rng(1)
+        for layer, value, slot in itertools.product(range(layout.layers), (False, True), range(layout.slots)):
+            block = self._kv.slot_bytes(layer, value=value, slot=slot).view(layout.kv_type)
+            if layout.kv_type == "int8":
+                block[:] = rng.integers(-127, 128, block.shape, np.int8)
+            else:
+                block[:] = rng.standard_normal(block.shape, np.float32)
 
     def generate(self, ids: list[int], steps: int) -> Times:
         return self.batch([ids], steps)
@@ -66,6 +94,35 @@ class BareGraph:
         end = time.perf_counter()
         return {"prefill_s": first - begin, "ttft_s": first - begin, "decode_s": end - first}
 
+    def steps(self, past: int, rows: int, steps: int) -> float:
+        # Any id does: what is timed is arithmetic, not text.
+        tokens = [1000 + row for row in range(rows)]
+        begin = time.perf_counter()
+        for step in range(steps):
+            tokens = [greedy(row) for row in self._decoder.step(tokens, [past + step] * rows)]
+        return time.perf_counter() - begin
+
+    def prompt(self, tokens: int) -> float:
+        ids = [7919 * (position + 1) % 1000 for position in range(tokens)]
+        begin = time.perf_counter()
+        for past in range(0, tokens, PIECE):
+            self._decoder.extend(0, ids[past : past + PIECE], past)
+        return time.perf_counter() - begin
+
+    def logits(self, ids: list[int]) -> Any:
+        pieces = [
+            self._decoder.extend(0, ids[past : past + PIECE], past, "all").copy()
+            for past in range(0, len(ids), PIECE)
+        ]
+        return np.concatenate(pieces)
+
+    def costs(self) -> dict[str, dict[str, int]]:
+        if self._kernels is None:
+            return {}
+        found = {name: msgspec.structs.asdict(cost) for name, cost in self._kernels.costs().items()}
+        self._kernels.reset_costs()
+        return found
+
     def stop(self) -> None:
         if self._kv is not None:
             self._decoder.close()
@@ -73,4 +130,4 @@ class BareGraph:
 
 
 if __name__ == "__main__":
-    serve(BareGraph(int(sys.argv[1])))
+    serve(BareGraph(int(sys.argv[1]), *sys.argv[2:3]))

@@ -4,6 +4,10 @@
     {"do": "load", ...}                    -> {"load_s": ..., "facts": {...}}
     {"do": "generate", "ids": [...], "steps": n} -> {"prefill_s", "ttft_s", "decode_s"}
     {"do": "batch", "prompts": [[...], ...], "steps": n} -> the same, of contenders that run several rows at once
+    {"do": "steps", "past": p, "rows": r, "steps": n}  -> {"decode_s"}    of contenders that can stand at any position
+    {"do": "prompt", "tokens": n}          -> {"prefill_s"}               in an empty cache
+    {"do": "logits", "ids": [...], "file": path}  -> {}                   float32 [ids, vocabulary], by NumPy's format
+    {"do": "costs"}                        -> {name: {counter: sum}}      of operators since the last "costs"
     {"do": "stop"}                         -> {}
 
 An answer to a request that failed is `{"error": "..."}`. Native libraries print to descriptor 1 as they like, so
@@ -55,6 +59,23 @@ class BatchContender(Contender, Protocol):
         """Like `generate`, with a row for each prompt and `steps` steps of all rows together."""
 
 
+@runtime_checkable
+class GraphContender(Contender, Protocol):
+    """A contender that is timed at positions that it need not have computed up to first."""
+
+    def steps(self, past: int, rows: int, steps: int) -> float:
+        """Seconds that `steps` decode steps of `rows` rows take, the first of them at position `past`."""
+
+    def prompt(self, tokens: int) -> float:
+        """Seconds that a prompt of so many tokens takes in an empty cache."""
+
+    def logits(self, ids: list[int]) -> Any:
+        """Logits after each of `ids`, float32 `[ids, vocabulary]`."""
+
+    def costs(self) -> dict[str, dict[str, int]]:
+        """What operators have cost since the last call; empty where nothing is counted."""
+
+
 def greedy(logits: Any) -> int:
     """Index of the largest logit of a one-dimensional NumPy array."""
     return int(logits.argmax())
@@ -90,8 +111,27 @@ def _answer(contender: Contender, request: dict[str, Any]) -> dict[str, Any]:
             if not isinstance(contender, BatchContender):
                 raise TypeError("this contender runs one prompt at a time")
             return dict(contender.batch(request["prompts"], request["steps"]))
+        case "steps" | "prompt" | "logits" | "costs":
+            if not isinstance(contender, GraphContender):
+                raise TypeError("this contender runs whole prompts only")
+            return _graph_answer(contender, request)
         case "stop":
             contender.stop()
             return {}
         case other:
             raise ValueError(f"no such request: {other}")
+
+
+def _graph_answer(contender: GraphContender, request: dict[str, Any]) -> dict[str, Any]:
+    match request["do"]:
+        case "steps":
+            return {"decode_s": contender.steps(request["past"], request["rows"], request["steps"])}
+        case "prompt":
+            return {"prefill_s": contender.prompt(request["tokens"])}
+        case "logits":
+            import numpy
+
+            numpy.save(request["file"], contender.logits(request["ids"]))
+            return {}
+        case _:
+            return dict(contender.costs())
