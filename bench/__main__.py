@@ -15,6 +15,7 @@ from rich.table import Table
 from bench import (
     agent_verbs,
     board_verbs,
+    instruction_verbs,
     kernel_verbs,
     live_verbs,
     plan_verbs,
@@ -488,6 +489,7 @@ session_verbs.register(app)
 thermal_verbs.register(app)
 plan_verbs.register(app)
 kernel_verbs.register(app)
+instruction_verbs.register(app)
 policy_verbs.register(app)
 
 if __name__ == "__main__":

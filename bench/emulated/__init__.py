@@ -1,0 +1,1 @@
+"""Runs on an emulated Arm processor, for counts of instructions."""
