@@ -18,8 +18,9 @@ from numpy.typing import NDArray
 from magnitude.errors import EngineError
 from magnitude.kernels.locate import library_path, why_not
 
-# Of the C interface. Another one may take other arguments, so that nothing but the version is asked of it.
-VERSION = 2
+# Of the C interface and the operators. Another one may take other arguments, so that nothing but the version is asked
+# of it.
+VERSION = 3
 
 _INT64, _SIZE, _POINTER, _INT = ctypes.c_int64, ctypes.c_size_t, ctypes.c_void_p, ctypes.c_int
 # Of an ELF header: magic, class, byte order, offset, size and number of the section headers.
