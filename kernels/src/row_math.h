@@ -12,8 +12,8 @@ struct RowMath {
   // out may be one.
   void (*norm)(const float* x, int64_t k, const float* gain, float epsilon, float* out);
 
-  // y[i] = gate[i] / (1 + e^−gate[i]) · up[i] (SiLU; Shazeer, GLU Variants Improve Transformer). The quotient is within
-  // 4 · 2⁻²⁴ of its own size for gates above −87, and between it and zero below. y may be gate.
+  // y[i] = gate[i] / (1 + e^−gate[i]) · up[i] (SiLU; Shazeer, GLU Variants Improve Transformer), within 6 · 2⁻²⁴ of its
+  // own size for gates from 0 on, within (6 + 2 · |gate|) · 2⁻²⁴ down to −87, and nothing but tiny below. y may be gate.
   void (*gate)(const float* gate, const float* up, int64_t n, float* y);
 };
 
