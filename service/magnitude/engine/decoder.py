@@ -123,7 +123,8 @@ class Decoder:
     Rows 0 to `max_batch` - 1 decode together; row `prefill_row` is for prompts on their way in. Whoever uses a row
     first shows a slot in it. Arrays that are returned are the decoder's own and hold until the next call.
 
-    Each run names the session that does it (`by`; None: `session`). `place` moves the thread to where that runs.
+    Each run names the session that does it (`by`; None: `session`, which was made as `own` says). `place` moves the
+    thread to where that runs.
     """
 
     def __init__(
@@ -132,6 +133,7 @@ class Decoder:
         session: Any,
         kv: KvMemory,
         *,
+        own: SessionSpec | None = None,
         max_batch: int = 1,
         place: ThreadPlace | None = None,
     ) -> None:
@@ -140,7 +142,10 @@ class Decoder:
         self.shape = _shape_of(model)
         self.prefill_row = max_batch
         self._model = model
-        self._sessions: dict[SessionSpec | None, _Bound] = {None: _Bound(session, adapts=True)}
+        self._sessions: dict[SessionSpec | None, _Bound] = {
+            None: _Bound(session, adapts=True, kernels=kernels_for(model.graph_file))
+        }
+        self._own = own
         self._place = place
         self._layout = kv.layout
         self._window = RowWindow(kv.fd, kv.layout, max_batch + 1)
@@ -178,7 +183,7 @@ class Decoder:
                 model, f"{other[0]} has type {types[other[0]]}, which the model's own graph does not give it"
             )
         adapts = self.adapters.input_names <= types.keys()
-        self._sessions[spec] = _Bound(session, adapts=adapts, kernels=kernels_for(spec.graph_file))
+        self._sessions[spec] = _Bound(session, adapts=adapts, kernels=kernels_for(model.graph_file))
 
     def drop_session(self, spec: SessionSpec) -> None:
         """Let go of a session and of all that is bound to it. No run may name it any more."""
@@ -265,8 +270,8 @@ class Decoder:
         binding.bind_output(shape.logits, "cpu", 0, self._logits_type, out_shape, self._logits.ctypes.data)
         if self._place is not None:
             self._place.go(by)
-        if bound.kernels is not None and by is not None:
-            bound.kernels.use_threads(by.threads, by.cpus)
+        if bound.kernels is not None and (made := by or self._own) is not None:
+            bound.kernels.use_threads(made.threads, made.cpus)
         try:
             bound.session.run_with_iobinding(binding)
         except MemoryError:
