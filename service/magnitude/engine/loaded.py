@@ -69,7 +69,7 @@ _VERIFIED, _VERIFIED_PAST, _VERIFIED_TEXTS = 4, 24, 3
 class LoadedModel:
     """Opens the jobs of one model. Raises `ModelError` when the model cannot be loaded.
 
-    `kv_fd` is the KV memory of a decoder; it is mapped and stays the caller's to close. `maker` makes the own session.
+    `kv_fd` is the KV memory of a decoder; it is mapped and stays the caller's to close. `maker` makes its session.
     """
 
     def __init__(

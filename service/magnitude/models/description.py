@@ -142,6 +142,8 @@ class ModelDescription(msgspec.Struct, frozen=True, kw_only=True):
     chat_template_file: str | None = None
     # The same weights with float activations everywhere: slow, and right where an INT8 kernel is not.
     fallback_graph_file: str | None = None
+    # Where `graph_file` is a kernel plan: what serves where that does not work.
+    serving_graph_file: str | None = None
     # The same weights with adapters as inputs (`graphs/lora.py`); slower, so it serves only where there are adapters.
     lora_graph_file: str | None = None
     # Fusion plans: graphs over the same weights with the same inputs and outputs, that a further session may load.

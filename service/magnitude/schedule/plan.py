@@ -22,9 +22,9 @@ Stay = Literal["pinned", "at_start", "on_demand"]
 
 
 class ModelPlan:
-    """`failure` says why the model cannot serve, `degraded` why it serves on its fallback graph or without its draft
-    model `draft` ("" while it does not); `signature` are its graph's inputs and outputs once it is loaded;
-    `graph_file` is the one in use.
+    """`failure` says why the model cannot serve, `degraded` why it serves on another graph than planned or without
+    its draft model `draft` ("" while it does not), `graph_refused` why it is not planned with the graph that is
+    wished for; `signature` are its graph's inputs and outputs once it is loaded; `graph_file` is the one in use.
 
     A decoder has KV memory, a table of what lies in its slots, and one slot beyond them (`scratch_slot`) for what
     runs before it serves. All slots together may take `kv_budget_bytes`. `measured_slots` generations run at once as
@@ -49,6 +49,7 @@ class ModelPlan:
         self.graph_file = description.graph_file
         self.failure: MagnitudeError | None = None
         self.degraded = ""
+        self.graph_refused = ""
         self.outside = description.outside  # of a variant: why it is never chosen by itself
         self.signature: tuple[tuple[TensorInfo, ...], tuple[TensorInfo, ...]] | None = None
         self.measured_slots = provision.max_batch
