@@ -6,8 +6,10 @@ Everything here may be called from any thread, except that the width of the pool
 from __future__ import annotations
 
 import ctypes
+import hashlib
 import os
 import struct
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -64,6 +66,12 @@ class KernelLibrary:
             raise _unusable(f"{path} was built without ONNX Runtime's headers and has no operators")
         self._raw: Any = _typed(raw)
         self._pool: tuple[int, tuple[int, ...]] = (0, ())
+
+    @cached_property
+    def sha256(self) -> str:
+        """Of the file: what it has computed holds for this build of it."""
+        with self.path.open("rb") as file:
+            return hashlib.file_digest(file, "sha256").hexdigest()
 
     @property
     def instruction_set(self) -> str:
