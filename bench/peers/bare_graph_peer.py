@@ -68,9 +68,9 @@ class BareGraph:
         """Keys and values as a prompt would leave them, as far as time goes: all of them there, none of them zero."""
         assert self._kv is not None
         rng = np.random.default_rng(1)
-        for layer, value, slot in itertools.product(range(layout.layers), (False, True), range(layout.slots)):
-            block = self._kv.slot_bytes(layer, value=value, slot=slot).view(layout.kv_type)
-            if layout.kv_type == "int8":
+        for layer, part, slot in itertools.product(range(layout.layers), layout.parts, range(layout.slots)):
+            block = self._kv.slot_bytes(layer, part.name, slot).view(part.dtype)
+            if part.dtype == "int8":
                 block[:] = rng.integers(-127, 128, block.shape, np.int8)
             else:
                 block[:] = rng.standard_normal(block.shape, np.float32)

@@ -29,8 +29,9 @@
 extern "C" {
 #endif
 
-// The version of this interface. It rises with each change that an existing caller would notice.
-#define MK_VERSION 2
+// The version of this interface and of the operators (kernels/ops). It rises with each change that an existing caller
+// would notice, and with each that a new graph counts on.
+#define MK_VERSION 3
 MK_API int mk_version(void);
 
 // What the last error on this thread was: one sentence, never null, empty before the first error.

@@ -1,4 +1,4 @@
-// ai.magnitude.Product: x · wᵀ with weights in blocks.
+// ai.magnitude.Product: x · wᵀ with weights in blocks, and what stands before and behind it in a decoder.
 //
 //   inputs      x           float32 [..., k]
 //               weights     uint8 [bytes]: packed, as mk_pack() writes it, which can stay mapped from its file. Or
@@ -6,8 +6,14 @@
 //               scales      with codes: float32 [n, k/32]
 //               correction  may be left out: float32 [rows, n]. With codes of 4 bits, k/32 rows that are what
 //                           mk_pack_blocks() calls correction, if `minima` says so; then one for each wide channel
-//   output      y           float32 [..., n]
+//               gain        may be left out: float32 [k], the weights of an RMS norm that x goes through first
+//               bias        may be left out: float32 [n]
+//               residual    may be left out: float32 [..., width], added last
+//   output      y           float32 [..., width], width being n, or n/2 where it is gated
 //   attributes  n           outputs; the weights must have as many
+//               epsilon     of the norm
+//               gated       1: the first half of the outputs are gates of the second half, y = silu(gate) · up; 0, the
+//                           default: they are not
 //               minima      1: the correction has them; 0, the default: it does not
 //               wide        indices along k, none by default. What these channels of x give with their rows of the
 //                           correction is added in float: the channels are those that would make the INT8 step of
@@ -22,10 +28,9 @@
 #include <vector>
 
 #include "blocks.h"
+#include "fused.h"
 #include "op.h"
 #include "packed.h"
-#include "product.h"
-#include "wide.h"
 
 namespace magnitude {
 namespace ops {
@@ -34,7 +39,7 @@ namespace {
 constexpr ONNXTensorElementDataType kFloat = ONNX_TENSOR_ELEMENT_DATA_TYPE_FLOAT;
 constexpr ONNXTensorElementDataType kUint8 = ONNX_TENSOR_ELEMENT_DATA_TYPE_UINT8;
 
-enum Input : size_t { kX, kWeights, kScales, kCorrection, kInputs };
+enum Input : size_t { kX, kWeights, kScales, kCorrection, kGain, kBias, kResidual, kInputs };
 
 constexpr std::align_val_t kAlignment{64};
 
@@ -45,7 +50,7 @@ struct Release {
 class ProductKernel {
  public:
   static const Signature& signature() {
-    static const ONNXTensorElementDataType inputs[kInputs] = {kFloat, kUint8, kFloat, kFloat};
+    static const ONNXTensorElementDataType inputs[kInputs] = {kFloat, kUint8, kFloat, kFloat, kFloat, kFloat, kFloat};
     static const ONNXTensorElementDataType outputs[] = {kFloat};
     static const Signature made = {"Product", inputs, kInputs, outputs, 1};
     return made;
@@ -56,6 +61,9 @@ class ProductKernel {
     if (status != nullptr) return status;
     minima_ = attribute_or(info, "minima", int64_t{0}) != 0;
     wide_ = attribute_or(info, "wide", std::vector<int64_t>());
+    epsilon_ = attribute_or(info, "epsilon", 0.0f);
+    gated_ = attribute_or(info, "gated", int64_t{0}) != 0;
+    if (gated_ && n_ % 2 != 0) return refused("n is %lld, and half of the outputs are gates", static_cast<long long>(n_));
     Tensor weights;
     bool there = false;
     if (!wide_.empty()) status = read_wide(info);
@@ -81,18 +89,20 @@ class ProductKernel {
       return refused("the weights are [%lld, %lld], x ends in %lld and n is %lld", static_cast<long long>(weights.n),
                      static_cast<long long>(weights.k), static_cast<long long>(x.last()), static_cast<long long>(n_));
     }
+    if (!wide_.empty() && *std::max_element(wide_.begin(), wide_.end()) >= weights.k) {
+      return refused("a wide channel is beyond x");
+    }
+    Fusion fusion;
+    if (status == nullptr) status = get_fusion(context, weights, x.vectors(), &fusion);
     int64_t shape[kMostDimensions];
     for (size_t i = 0; i < x.dimensions; ++i) shape[i] = x.shape[i];
-    shape[x.dimensions - 1] = n_;
-    status = make_output(context, 0, shape, x.dimensions, &y);
+    shape[x.dimensions - 1] = width_of(weights, fusion);
+    if (status == nullptr) status = make_output(context, 0, shape, x.dimensions, &y);
     if (status != nullptr) return status;
-    if (product(weights, static_cast<const float*>(x.data), x.vectors(), static_cast<float*>(y.data)) != 0) {
+    if (fused_product(weights, fusion, static_cast<const float*>(x.data), x.vectors(), static_cast<float*>(y.data)) !=
+        0) {
       return failed();
     }
-    if (wide_.empty()) return nullptr;
-    if (*std::max_element(wide_.begin(), wide_.end()) >= weights.k) return refused("a wide channel is beyond x");
-    add_wide(static_cast<const float*>(x.data), x.vectors(), weights.k, wide_.data(),
-             static_cast<int64_t>(wide_.size()), wide_rows_, n_, static_cast<float*>(y.data));
     return nullptr;
   }
 
@@ -110,6 +120,34 @@ class ProductKernel {
                      static_cast<long long>(count), static_cast<long long>(n_));
     }
     wide_rows_ = static_cast<const float*>(correction.data) + (correction.shape[0] - count) * n_;
+    return nullptr;
+  }
+
+  OrtStatus* get_fusion(const OrtKernelContext* context, const Packed& weights, int64_t rows, Fusion* fusion) const {
+    fusion->epsilon = epsilon_;
+    fusion->gated = gated_;
+    fusion->channels = wide_.data();
+    fusion->wide = static_cast<int64_t>(wide_.size());
+    fusion->wide_rows = wide_rows_;
+    OrtStatus* status = get_floats(context, kGain, "gain", weights.k, &fusion->gain);
+    if (status == nullptr) status = get_floats(context, kBias, "bias", weights.n, &fusion->bias);
+    if (status == nullptr) {
+      status = get_floats(context, kResidual, "residual", rows * width_of(weights, *fusion), &fusion->residual);
+    }
+    return status;
+  }
+
+  // An input that may be left out.
+  static OrtStatus* get_floats(const OrtKernelContext* context, size_t index, const char* name, int64_t count,
+                               const float** out) {
+    Tensor tensor;
+    OrtStatus* status = get_optional(context, index, &tensor);
+    if (status != nullptr || !tensor.there) return status;
+    if (tensor.elements != count) {
+      return refused("%s has %lld numbers, not %lld", name, static_cast<long long>(tensor.elements),
+                     static_cast<long long>(count));
+    }
+    *out = static_cast<const float*>(tensor.data);
     return nullptr;
   }
 
@@ -152,6 +190,8 @@ class ProductKernel {
 
   int64_t n_ = 0;
   bool minima_ = false;
+  bool gated_ = false;
+  float epsilon_ = 0;
   std::vector<int64_t> wide_;
   const float* wide_rows_ = nullptr;  // [wide channels, n]
   std::unique_ptr<uint8_t[], Release> own_;  // null where weights come packed

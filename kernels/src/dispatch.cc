@@ -24,28 +24,31 @@ struct Table {
   Isa isas[kMostIsas];
   int count = 0;
 
-  void add(const char* name, RoundRow round_row, ComputePart compute_part, const AttentionPath* attention) {
-    isas[count++] = Isa{name, round_row, compute_part, attention};
+  void add(const char* name, RoundRow round_row, ComputePart compute_part, const AttentionPath* attention,
+           const RowMath& row_math) {
+    isas[count++] = Isa{name, round_row, compute_part, attention, &row_math};
   }
 
   Table() {
-    add("reference", round_row_reference, product_reference, attention_reference());
+    add("reference", round_row_reference, product_reference, attention_reference(), kRowMathReference);
 #if defined(__x86_64__)
     // libgcc asks CPUID, and the system whether it saves these registers.
     if (__builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") && __builtin_cpu_supports("f16c")) {
-      add("avx2", round_row_avx2, product_avx2, attention_avx2());
+      add("avx2", round_row_avx2, product_avx2, attention_avx2(), kRowMathAvx2);
 #if defined(MAGNITUDE_HAS_AVXVNNI)
-      if (has_avxvnni()) add("avxvnni", round_row_avx2, product_avxvnni, attention_avx2());
+      if (has_avxvnni()) add("avxvnni", round_row_avx2, product_avxvnni, attention_avx2(), kRowMathAvx2);
 #endif
       if (__builtin_cpu_supports("avx512vnni") && __builtin_cpu_supports("avx512vl")) {
-        add("avx512vnni", round_row_avx2, product_avx512vnni, attention_avx2());
+        add("avx512vnni", round_row_avx2, product_avx512vnni, attention_avx2(), kRowMathAvx2);
       }
     }
 #elif defined(__aarch64__) && defined(MAGNITUDE_NEON)
-    add("neon", round_row_neon, product_neon, attention_neon());
+    add("neon", round_row_neon, product_neon, attention_neon(), kRowMathNeon);
     if (getauxval(AT_HWCAP) & kHwcapDotProduct) {
-      add("dotprod", round_row_neon, product_dotprod, attention_dotprod());
-      if (getauxval(AT_HWCAP2) & kHwcap2I8mm) add("i8mm", round_row_neon, product_i8mm, attention_dotprod());
+      add("dotprod", round_row_neon, product_dotprod, attention_dotprod(), kRowMathNeon);
+      if (getauxval(AT_HWCAP2) & kHwcap2I8mm) {
+        add("i8mm", round_row_neon, product_i8mm, attention_dotprod(), kRowMathNeon);
+      }
     }
 #endif
   }

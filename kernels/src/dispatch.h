@@ -4,6 +4,7 @@
 
 #include "attention.h"
 #include "product.h"
+#include "row_math.h"
 #include "rows.h"
 
 namespace magnitude {
@@ -14,6 +15,7 @@ struct Isa {
   RoundRow round_row;
   ComputePart compute_part;
   const AttentionPath* attention;
+  const RowMath* row_math;
 };
 
 // Those that this processor has, from the slowest to the fastest. isa_at() is null beyond the count.

@@ -70,6 +70,9 @@ struct PlainLanes {
   static F mul(F a, F b) {
     return each([&](int i) { return a.lane[i] * b.lane[i]; });
   }
+  static F div(F a, F b) {
+    return each([&](int i) { return a.lane[i] / b.lane[i]; });
+  }
   // a · b + c, rounded once.
   static F fma(F a, F b, F c) {
     return each([&](int i) { return ::fmaf(a.lane[i], b.lane[i], c.lane[i]); });
@@ -134,6 +137,7 @@ struct Avx2Lanes {
   static F add(F a, F b) { return _mm256_add_ps(a, b); }
   static F sub(F a, F b) { return _mm256_sub_ps(a, b); }
   static F mul(F a, F b) { return _mm256_mul_ps(a, b); }
+  static F div(F a, F b) { return _mm256_div_ps(a, b); }
   static F fma(F a, F b, F c) { return _mm256_fmadd_ps(a, b, c); }
   static F max(F a, F b) { return _mm256_max_ps(a, b); }
   static F abs(F a) { return _mm256_and_ps(a, _mm256_castsi256_ps(_mm256_set1_epi32(0x7fffffff))); }
@@ -207,6 +211,7 @@ struct NeonLanes {
   static F add(F a, F b) { return {vaddq_f32(a.low, b.low), vaddq_f32(a.high, b.high)}; }
   static F sub(F a, F b) { return {vsubq_f32(a.low, b.low), vsubq_f32(a.high, b.high)}; }
   static F mul(F a, F b) { return {vmulq_f32(a.low, b.low), vmulq_f32(a.high, b.high)}; }
+  static F div(F a, F b) { return {vdivq_f32(a.low, b.low), vdivq_f32(a.high, b.high)}; }
   static F fma(F a, F b, F c) { return {vfmaq_f32(c.low, a.low, b.low), vfmaq_f32(c.high, a.high, b.high)}; }
   // Not vmaxq: it returns a NaN where the others return b.
   static F max(F a, F b) {

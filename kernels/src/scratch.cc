@@ -18,11 +18,12 @@ struct Kept {
   ~Kept() { std::free(data); }
 };
 
-thread_local Kept kept;
+thread_local Kept kept_by_kind[2];
 
 }  // namespace
 
-Scratch::Scratch(size_t bytes) : data_(nullptr) {
+Scratch::Scratch(size_t bytes, ScratchOf which) : which_(which), data_(nullptr) {
+  Kept& kept = kept_by_kind[static_cast<int>(which)];
   if (bytes > kept.bytes) {
     std::free(kept.data);
     kept.bytes = (bytes + kAlignment - 1) / kAlignment * kAlignment;
@@ -33,6 +34,7 @@ Scratch::Scratch(size_t bytes) : data_(nullptr) {
 }
 
 Scratch::~Scratch() {
+  Kept& kept = kept_by_kind[static_cast<int>(which_)];
   if (kept.bytes <= kKeptBytes) return;
   std::free(kept.data);
   kept.data = nullptr;

@@ -7,18 +7,23 @@
 
 namespace magnitude {
 
-// Bytes for the calling thread, aligned to 64 and not cleared. At most one Scratch of a thread lives at a time.
+// Whose memory it is: of an operator's innermost call, or of what makes several such calls and keeps rows between them.
+enum class ScratchOf { kCall, kAround };
+
+// Bytes for the calling thread, aligned to 64 and not cleared. Of each kind at most one Scratch of a thread lives at a
+// time.
 class Scratch {
  public:
-  explicit Scratch(size_t bytes);
+  explicit Scratch(size_t bytes, ScratchOf which = ScratchOf::kCall);
   ~Scratch();
   Scratch(const Scratch&) = delete;
   Scratch& operator=(const Scratch&) = delete;
 
-  // Null when memory is short.
+  // Null when memory is short, and may be when no bytes were wanted.
   unsigned char* data() const { return data_; }
 
  private:
+  ScratchOf which_;
   unsigned char* data_;
 };
 

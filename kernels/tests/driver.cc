@@ -8,6 +8,8 @@
 //   product KIND N K M VALUES           then VALUES bytes of values, float32 scales, minima for kind 2, rows x
 //   packed N K M BYTES                  then BYTES bytes of packed weights, rows x
 //   attend BYTES ROWS HEADS KV_HEADS HEAD_SIZE WINDOW   then queries, keys and values of positions 0…ROWS − 1 of a slot
+//   norm K EPSILON                      then x and gains, float32
+//   gate N                              then gates and ups, float32
 //   runs CALLERS TIMES TASKS            CALLERS threads run TASKS tasks TIMES times each; answers the sum of all tasks
 // To each command standard output gets a line "ok BYTES" with that many raw bytes after it, or "error TEXT".
 #include <cstdio>
@@ -82,7 +84,7 @@ struct Command {
 
 const Command kCommands[] = {
     {"isas", isas},     {"isa", isa},       {"pool", pool}, {"product", product},
-    {"packed", packed}, {"attend", attend}, {"runs", runs},
+    {"packed", packed}, {"attend", attend}, {"runs", runs}, {"norm", norm},       {"gate", gate},
 };
 
 int serve() {

@@ -42,6 +42,8 @@ inline int refuse(const char* line) {
 
 int runs(const char* line);    // driver_runs.cc
 int attend(const char* line);  // driver_attention.cc
+int norm(const char* line);    // driver_rows.cc
+int gate(const char* line);    // driver_rows.cc
 
 }  // namespace driver
 }  // namespace magnitude

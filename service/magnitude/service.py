@@ -27,6 +27,8 @@ from magnitude.feedback.counter_sight import CounterSight
 from magnitude.feedback.metrics import Metrics
 from magnitude.feedback.operators import OperatorSeries
 from magnitude.feedback.recorder import Recorder
+from magnitude.kernels.library import kernels
+from magnitude.kernels.offered import computed_by
 from magnitude.models.description import ModelDescription
 from magnitude.paths import Paths
 from magnitude.policy.provision import BoardFacts, draft_bytes
@@ -118,7 +120,7 @@ class Service:
         self._roots = roots
         self._kept = kept = kept or KeptMemory()
         allowance = self._allowance(_room_bytes(effective_memory(roots), kept.inherited_bytes()))
-        board = BoardFacts(usable_threads=allowance.threads)
+        board = BoardFacts(usable_threads=allowance.threads, no_kernels=kernels.why_not())
         draft = find_draft_model(settings, paths.models)
         free_bytes = allowance.memory_bytes - draft_bytes(draft, settings.engine)
         selection = select(settings, find_models(settings, paths.models))
@@ -398,15 +400,14 @@ class Service:
     async def _admit(self, plan: ModelPlan, graph_file: str, engine: FreshEngine) -> MagnitudeError | None:
         hello = self.supervisor.hello
         ort_version = hello.ort_version if hello else ""
+        features = (*self._cpu.features, *computed_by(graph_file))
         failure = await self._golden.admit(
-            plan, engine, graph_file=graph_file, ort_version=ort_version, cpu_features=self._cpu.features
+            plan, engine, graph_file=graph_file, ort_version=ort_version, cpu_features=features
         )
         if failure is None and plan.description.variant_of:
-            plan.outside = await self._variants.check(
-                plan, engine, ort_version=ort_version, cpu_features=self._cpu.features
-            )
+            plan.outside = await self._variants.check(plan, engine, ort_version=ort_version, cpu_features=features)
         if failure is None:
-            await self._throughput.measure(plan, engine, ort_version=ort_version, cpu_features=self._cpu.features)
+            await self._throughput.measure(plan, engine, ort_version=ort_version, cpu_features=features)
         if failure is None and plan.description.name not in self._warm:
             failure = await warm_up(plan, engine)
             # Only once: an engine that replaces another one must serve as soon as it can.

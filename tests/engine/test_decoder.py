@@ -129,6 +129,7 @@ def test_a_graph_that_is_not_what_its_description_says_is_refused(folder: Path, 
 
     assert "past_key_values.2.key" in refusal(layers=3)
     assert "float16" in refusal(kv_type="float16")
+    assert "past_key_values.0.key has type float32, the KV memory int8" in refusal(kv_type="int8_per_token")
     assert "[batch, 4, ...]" in refusal(kv_heads=4)
     assert "head size 16, not 32" in refusal(head_dim=32)
     assert "ids" in refusal(input_ids="ids")

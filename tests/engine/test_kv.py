@@ -2,6 +2,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+import numpy as np
 import pytest
 from engine_driver import KvFile
 from hypothesis import given
@@ -9,7 +10,7 @@ from hypothesis import strategies as st
 from tiny_decoder import layout_of
 
 from magnitude.engine.kv import KvMemory
-from magnitude.engine.kv_layout import ALIGN_BYTES
+from magnitude.engine.kv_layout import ALIGN_BYTES, KvLayout
 from magnitude.engine.slot_header import (
     HASH_OF_NOTHING,
     HEADER_BYTES,
@@ -20,7 +21,7 @@ from magnitude.engine.slot_header import (
     unpack_header,
 )
 from magnitude.errors import ModelError
-from magnitude.models.description import ModelDescription
+from magnitude.models.description import KvType, ModelDescription
 
 ids_lists = st.lists(st.integers(0, 2**31), max_size=40)
 names = st.text("abcdef0123456789-", max_size=64)
@@ -101,6 +102,24 @@ def test_what_one_mapping_writes_the_next_one_reads(tiny: ModelDescription, new_
     assert later.length == 1
     assert later.sequence > header.sequence
     second.close()
+
+
+@pytest.mark.parametrize("kv_type", ["float32", "int8_per_token"])
+def test_a_copied_prefix_is_the_same_in_every_tensor_and_ends_where_it_was_asked_to(kv_type: KvType):
+    layout = KvLayout(layers=2, slots=2, kv_heads=2, max_len=40, head_dim=16, kv_type=kv_type)
+    file = KvFile(layout)
+    kv = KvMemory(file.fd, layout)
+    rng = np.random.default_rng(4)
+    blocks = [(layer, part.name) for layer in (0, 1) for part in layout.parts]
+    for layer, part in blocks:
+        shape = kv.slot_bytes(layer, part, 0).shape
+        kv.slot_bytes(layer, part, 0)[:] = rng.integers(1, 256, shape, np.uint8)
+    kv.copy_prefix(0, 1, 25)
+    for layer, part in blocks:
+        assert (kv.slot_bytes(layer, part, 1)[:, :25] == kv.slot_bytes(layer, part, 0)[:, :25]).all()
+        assert not kv.slot_bytes(layer, part, 1)[:, 25:].any()
+    kv.close()
+    file.close()
 
 
 def test_memory_smaller_than_its_layout_is_refused(tiny: ModelDescription, new_kv: Callable[..., KvFile]):

@@ -20,8 +20,10 @@ from magnitude.engine.kv import KvMemory
 from magnitude.engine.packed_products import PLACES, WEIGHTS, open_packed
 from magnitude.engine.packed_weights import ENTRY, PackedWeights
 from magnitude.engine.protocol import Failed, Finished, PrepareSession, SessionPrepared, UseSessions
+from magnitude.engine.session_maker import SessionMaker
 from magnitude.engine.session_spec import SessionSpec
 from magnitude.engine.sessions import open_session
+from magnitude.engine.thread_place import ThreadPlace
 from magnitude.errors import EngineError
 from magnitude.kernels.library import KernelLibrary
 from magnitude.kernels.locate import VARIABLE
@@ -213,3 +215,60 @@ def test_an_engine_without_kernels_serves_as_ever_and_refuses_the_plan(
         assert answer.code == "kernels_unusable"
         tokens, end = engine.generate([1, 2, 3], max_new_tokens=4)
         assert len(tokens) == 4 and isinstance(end, Finished)
+
+
+def alone(model: ModelDescription) -> ModelDescription:
+    """The model with the kernel plan for its own graph."""
+    return msgspec.structs.replace(model, graph_file=KERNEL_GRAPH_FILE)
+
+
+def test_a_model_that_is_loaded_by_its_plan_has_mapped_weights_and_its_own_threads(
+    model: ModelDescription, kernels_here: KernelLibrary, root: Path, new_kv: NewKv
+) -> None:
+    session = SessionMaker(ThreadPlace(), PackedWeights(root, same_results)).open_own(alone(model), 2)
+    assert is_mapped(session)
+    file = new_kv(model, max_len=32)
+    own = SessionSpec(threads=2)
+    decoder = file.keep(Decoder(alone(model), session, file.keep(KvMemory(file.fd, file.layout)), own=own))
+    three = SessionSpec(threads=3)
+    decoder.add_session(three, session)
+    decoder.show(0, 0)
+    for spec, threads in ((None, 2), (three, 3), (None, 2)):
+        decoder.step([5], [0], by=spec)
+        assert kernels_here.threads == threads
+
+
+def test_a_graph_that_onnx_runtime_packs_is_loaded_without_the_cache(model: ModelDescription, root: Path) -> None:
+    session = SessionMaker(ThreadPlace(), PackedWeights(root, same_results)).open_own(model, 1)
+    assert not is_mapped(session)
+    assert not root.exists()
+
+
+@pytest.mark.parametrize("cached", [True, False])
+def test_an_engine_with_the_plan_alone_says_what_one_says_that_has_it_beside_the_serving_graph(
+    model: ModelDescription, root: Path, new_kv: NewKv, cached: bool
+) -> None:
+    said = []
+    with EngineDriver() as engine:
+        engine.load(model, new_kv(model, max_len=64))
+        request_id = engine.new_id()
+        engine.send(PrepareSession(request_id=request_id, model="tiny", session=KERNELS))
+        engine.wait(SessionPrepared, request_id)
+        engine.send(UseSessions(request_id=engine.new_id(), model="tiny", prefill=KERNELS, decode=KERNELS))
+        said.append(engine.generate([1, 2, 3, 4, 5], max_new_tokens=40)[0])
+    with EngineDriver(options=("--packed", str(root)) if cached else ()) as engine:
+        engine.load(alone(model), new_kv(model, max_len=64))
+        said.append(engine.generate([1, 2, 3, 4, 5], max_new_tokens=40)[0])
+        said.append(engine.generate([1, 2, 3, 4, 5], max_new_tokens=40, prefill_chunk=2)[0])
+    assert said[0] == said[1] == said[2]
+    assert root.exists() == cached
+
+
+def test_an_engine_without_kernels_refuses_a_model_by_its_plan(
+    written: ModelDescription, no_kernels_here: None, new_kv: NewKv
+) -> None:
+    with EngineDriver() as engine:
+        request_id = engine.send_load(alone(written), new_kv(written, max_len=32))
+        answer = engine.next()
+        assert isinstance(answer, Failed)
+        assert (answer.request_id, answer.code) == (request_id, "kernels_unusable")

@@ -3,10 +3,13 @@ from __future__ import annotations
 import msgspec
 import numpy as np
 import pytest
+from engine_driver import KvFile
 from hypothesis import given
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
+from magnitude.engine.kv import KvMemory
+from magnitude.engine.kv_bytes import quantise
 from magnitude.engine.kv_layout import KvLayout
 from magnitude.engine.slide import (
     SINKS,
@@ -15,8 +18,10 @@ from magnitude.engine.slide import (
     can_slide,
     dropped_before,
     header_ids,
+    move_bytes_down,
     move_down,
     plan_slide,
+    slide_slot,
 )
 from magnitude.engine.slot_header import HASH_OF_NOTHING, extend_hash
 from magnitude.models.description import DecoderShape
@@ -97,6 +102,66 @@ def test_half_precision_keys_are_turned_in_single_precision() -> None:
     assert np.abs(cache[4:500] - direct).max() < 2 * 4 * 2**-11
 
 
+@given(
+    head_dim=st.sampled_from([16, 64, 128]),
+    drop=st.integers(1, 700),
+    stay=st.integers(1, 1200),
+    seed=st.integers(0, 99),
+)
+def test_keys_in_bytes_are_turned_to_within_two_roundings(head_dim: int, drop: int, stay: int, seed: int) -> None:
+    rng = np.random.default_rng(seed)
+    frequencies = frequencies_of(head_dim, 10_000.0)
+    length = SINKS + drop + stay
+    keys = rng.standard_normal((length, head_dim))
+    codes, scales = np.empty((length, head_dim), np.int8), np.empty(length, np.float32)
+    quantise(rotated(keys, np.arange(float(length)), frequencies).astype(np.float32), codes, scales)
+    was = scales.copy()
+    move_bytes_down(codes, scales, Slide(SINKS, drop), length, KeyTurn(tuple(frequencies), drop))
+    remaining = np.concatenate([keys[:SINKS], keys[SINKS + drop :]])
+    direct = rotated(remaining, np.arange(float(SINKS + stay)), frequencies)
+    found = codes[: SINKS + stay].astype(np.float64) * scales[: SINKS + stay, None]
+    # A turned pair has errors of both of its channels as they were, at most sqrt(2) together, and its own.
+    before = np.concatenate([was[:SINKS], was[SINKS + drop :]])
+    bound = 0.501 * (np.sqrt(2) * before + scales[: SINKS + stay])
+    assert (np.abs(found - direct).max(axis=1) <= bound + 1e-5).all()
+
+
+def test_a_slide_moves_all_tensors_of_a_slot_in_bytes() -> None:
+    shape = msgspec.structs.replace(SHAPE, kv_type="int8_per_token")
+    layout = KvLayout.of(shape, slots=2, max_len=96)
+    file = KvFile(layout)
+    kv = KvMemory(file.fd, layout)
+    rng = np.random.default_rng(8)
+    for layer in range(layout.layers):
+        for part in layout.parts:
+            view = kv.slot_bytes(layer, part.name, 1).view(np.dtype(part.dtype))
+            if part.dtype == "int8":
+                view[:] = rng.integers(-127, 128, view.shape)
+            else:
+                view[:] = rng.uniform(0.01, 0.02, view.shape)
+            del view
+    was = {
+        (layer, part.name): kv.slot_bytes(layer, part.name, 1).view(np.dtype(part.dtype)).copy()
+        for layer in range(layout.layers)
+        for part in layout.parts
+    }
+    slide = Slide(SINKS, 20)
+    slide_slot(kv, 1, slide, SHAPE.rope_frequencies, 96)
+    for layer in range(layout.layers):
+        for name in ("value", "value_scale"):
+            dtype = np.int8 if name == "value" else np.float32
+            now = kv.slot_bytes(layer, name, 1).view(dtype)[:, :76].copy()
+            assert (now == np.concatenate([was[layer, name][:, :SINKS], was[layer, name][:, 24:96]], axis=1)).all()
+        keys, scales = was[layer, "key"].copy(), was[layer, "key_scale"].copy()
+        for head in range(layout.kv_heads):
+            turn = KeyTurn(SHAPE.rope_frequencies, 20)
+            move_bytes_down(keys[head], scales[head, :, 0], slide, 96, turn)
+        assert (kv.slot_bytes(layer, "key", 1).view(np.int8)[:, :76].copy() == keys[:, :76]).all()
+        assert (kv.slot_bytes(layer, "key_scale", 1).view(np.float32)[:, :76].copy() == scales[:, :76]).all()
+    kv.close()
+    file.close()
+
+
 @given(max_len=st.integers(16, 300), tokens=st.integers(1, 1500))
 def test_what_is_dropped_follows_from_the_number_of_tokens_alone(max_len: int, tokens: int) -> None:
     length = dropped = 0
@@ -143,6 +208,8 @@ def test_without_a_slide_a_header_is_made_from_the_ids_themselves() -> None:
 
 def test_models_whose_keys_can_be_turned_slide() -> None:
     assert can_slide(SHAPE, LAYOUT) is None
+    scaled = msgspec.structs.replace(SHAPE, kv_type="int8_per_token")
+    assert can_slide(scaled, KvLayout.of(scaled, slots=1, max_len=96)) is None
 
 
 @pytest.mark.parametrize(

@@ -93,10 +93,8 @@ def test_keys_and_values_of_the_first_layer_are_those_of_the_kept_tokens_at_thei
         decoder.show(decoder.prefill_row, slot)
         decoder.extend(decoder.prefill_row, tokens, 0)
     slide_slot(kv, 0, slide, FREQUENCIES, MAX_LEN)
-    for value in (False, True):
-        moved, direct = (
-            kv.slot_bytes(0, value=value, slot=slot).view(np.float32)[:, : len(kept)].copy() for slot in (0, 1)
-        )
+    for part in ("key", "value"):
+        moved, direct = (kv.slot_bytes(0, part, slot).view(np.float32)[:, : len(kept)].copy() for slot in (0, 1))
         assert np.abs(direct).max() > 1
         assert np.allclose(moved, direct, rtol=0, atol=1e-5)
     decoder.close()

@@ -77,7 +77,7 @@ def test_every_context_has_room_for_its_ids() -> None:
             state_of(kv, slot).begin(list(range(slot, slot + max_len)))
         assert [content.ids[-1] for slot in (0, 1) if (content := kv.content(slot))] == [max_len - 1, max_len]
         with mmap.mmap(kv.fd, layout.total_bytes) as view:
-            assert not any(view[layout.tensor_offset(0, False) :][:ALIGN_BYTES])
+            assert not any(view[layout.tensor_offset(0, "key") :][:ALIGN_BYTES])
         kv.release_slot(0)
         assert kv.content(0) is None
         assert kv.content(1) is not None

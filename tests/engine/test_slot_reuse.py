@@ -11,7 +11,7 @@ from magnitude.engine.protocol import Finished, Generate, PrefillProgress, Sampl
 from magnitude.models.description import ModelDescription
 from magnitude.schedule.scope import Scope
 from magnitude.schedule.slot_table import SlotTable
-from magnitude.schedule.slot_terms import Placement, Wanted
+from magnitude.schedule.slot_terms import PagedTensor, Placement, Wanted
 
 CHUNK = 16
 RNG = random.Random(5)
@@ -32,7 +32,7 @@ class Conversations:
         self.table = SlotTable(
             slots=layout.slots,
             max_len=layout.max_len,
-            bytes_per_token=token_bytes,
+            tensors=(PagedTensor(bytes_per_token=token_bytes),),
             budget_bytes=layout.slots * layout.max_len * token_bytes,
             share_prefixes=False,
         )

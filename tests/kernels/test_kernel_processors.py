@@ -8,6 +8,7 @@ import pytest
 from kernel_builds import Build
 from kernel_driver import Command, Driver, command
 from product_cases import KINDS, attention_command, expected, random_weights
+from test_kernel_row_math import rows_of
 
 # What an emulated processor must offer; the last is what it chooses by itself.
 ARM = {
@@ -37,8 +38,10 @@ def driver(processor: tuple[str, str], request: pytest.FixtureRequest) -> Driver
 
 
 def calls(rng: np.random.Generator) -> list[Command]:
-    """Products of all kinds, one of them with a NaN and one with an outlier, and attention."""
-    commands = [attention_command(rng, over_bytes, 140, window) for over_bytes in (False, True) for window in (0, 9)]
+    """Norms, gates, products of all kinds, one of them with a NaN and one with an outlier, and attention."""
+    commands = rows_of(rng) + [
+        attention_command(rng, over_bytes, 140, window) for over_bytes in (False, True) for window in (0, 9)
+    ]
     for kind in KINDS.values():
         for n, k, m in SHAPES:
             x = (rng.standard_normal((m, k)) * 10.0 ** rng.integers(-3, 4, (m, k))).astype(np.float32)

@@ -88,8 +88,18 @@ def test_wide_channels_are_multiplied_in_float(kernels_here: KernelLibrary, tmp_
 def test_nothing_is_left_of_what_products_took_before(tmp_path: Path) -> None:
     build(tmp_path, Kind.Q4_1, wide_channels=WIDE)
     left = {node.op_type for node in nodes_of(plan_of(tmp_path)) if not node.name.startswith("rows.")}
-    assert not left & {"GroupQueryAttention", "MatMulNBits", "MatMul", "Add", "Slice", "Expand", "Mod", "Equal"}
-    assert "Product" in left
+    assert left <= {"Product", "Attention", "GatherBlockQuantized", "Gather", "Reshape"}
+    assert {"Product", "Attention"} <= left
+
+
+def test_a_layer_is_five_operators(tmp_path: Path) -> None:
+    build(tmp_path, Kind.Q4_1, wide_channels=WIDE)
+    of_layers = [node for node in nodes_of(plan_of(tmp_path)) if node.name.startswith("layers.0")]
+    assert [node.op_type for node in of_layers] == ["Product", "Attention", "Product", "Product", "Product"]
+    gains = [bool(node.input[4]) if len(node.input) > 4 else False for node in of_layers if node.op_type == "Product"]
+    assert gains == [True, False, True, False]
+    residuals = [len(node.input) > 6 for node in of_layers if node.op_type == "Product"]
+    assert residuals == [False, True, False, True]
 
 
 def test_its_weights_are_the_serving_graph_s(tmp_path: Path) -> None:
@@ -113,7 +123,9 @@ def test_it_says_where_the_weights_of_its_products_lie(tmp_path: Path) -> None:
     assert set(said) == {node.input[1] for node in products}
     for node in products:
         places = [
-            {e.key: int(e.value) for e in tensors[n].external_data if e.key != "location"} for n in node.input[1:]
+            {e.key: int(e.value) for e in tensors[n].external_data if e.key != "location"}
+            for n in node.input[1:4]
+            if n
         ]
         spans = [[place["offset"], place["length"]] for place in places]
         assert said[node.input[1]]["spans"] == spans[: 2 if said[node.input[1]]["bits"] == 8 else 3]

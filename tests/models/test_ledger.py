@@ -70,6 +70,22 @@ def test_more_memory_never_makes_the_context_smaller(available: int, slots: int)
     assert more >= less
 
 
+def test_a_scale_for_each_position_and_head_counts_and_is_named() -> None:
+    plain, scaled = (
+        next(
+            r
+            for r in ledger(DECODER, available_bytes=4 * GB, context=1000, kv_type=kv_type).rows
+            if r.name == "KV cache"
+        )
+        for kv_type in ("int8", "int8_per_token")
+    )
+    assert scaled.bytes == plain.bytes + 1000 * 2 * 30 * 3 * 4
+    assert "(2 x 30 layers x 3 heads x 64 x int8)" in plain.how
+    assert "(2 x 30 layers x 3 heads x (64 x int8 + a float32 scale))" in scaled.how
+    advice = ledger(DECODER, available_bytes=GB, context=8192, slots=9, kv_type="int8_per_token").advice
+    assert not any("--kv" in line for line in advice)
+
+
 def test_int8_kv_is_a_quarter_and_is_advised_where_it_helps() -> None:
     floats = ledger(DECODER, available_bytes=GB, context=8192, slots=2)
     int8 = ledger(DECODER, available_bytes=GB, context=8192, slots=2, kv_type="int8")

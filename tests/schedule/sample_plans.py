@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from magnitude.models.description import DecoderShape, EncoderShape, ModelDescription
+from magnitude.models.description import DecoderShape, EncoderShape, KvType, ModelDescription
 from magnitude.policy.provision import Provision
 from magnitude.schedule.plan import ModelPlan, Stay
 
@@ -36,11 +36,18 @@ def decoder_plan(
     model_hash: str = "0",
     weight_bytes: int = 1,
     variant_of: str = "",
+    kv_type: KvType = "float32",
     **provision: Any,
 ) -> ModelPlan:
     """A decoder of one layer with one KV head. `provision` are further settings of it."""
     shape = DecoderShape(
-        layers=1, kv_heads=1, head_dim=head_dim, vocab_size=vocab_size, hidden_size=8, context_length=1024
+        layers=1,
+        kv_heads=1,
+        head_dim=head_dim,
+        vocab_size=vocab_size,
+        hidden_size=8,
+        context_length=1024,
+        kv_type=kv_type,
     )
     description = ModelDescription(
         name=name,
@@ -53,7 +60,7 @@ def decoder_plan(
         decoder=shape,
         variant_of=variant_of,
     )
-    settings = {"max_batch": slots, "kv_type": "float32"} | provision
+    settings = {"max_batch": slots, "kv_type": kv_type} | provision
     planned = Provision(threads=1, prefill_chunk=8, slots=slots, context_length=context, **settings)
     return of_this_test(ModelPlan(description, planned, stay=stay, share_prefixes=share_prefixes))
 

@@ -9,7 +9,7 @@ from magnitude.engine.protocol import SlotContents
 from magnitude.engine.slot_header import HASH_OF_NOTHING, extend_hash
 from magnitude.schedule.scope import Scope
 from magnitude.schedule.slot_table import SlotTable
-from magnitude.schedule.slot_terms import Placement, Wanted
+from magnitude.schedule.slot_terms import PagedTensor, Placement, Wanted
 
 SCOPE = Scope(model="m", model_hash="h", layout_id="l", plan="p", adapter="", owner="ann")
 SYSTEM = list(range(1000, 1800))  # a system prompt with tools, as agents have it
@@ -20,7 +20,11 @@ requests = itertools.count(1)
 
 def table(slots: int = 4, *, budget_tokens: int = 100_000, share: bool = False) -> SlotTable:
     return SlotTable(
-        slots=slots, max_len=MAX_LEN, bytes_per_token=10, budget_bytes=10 * budget_tokens, share_prefixes=share
+        slots=slots,
+        max_len=MAX_LEN,
+        tensors=(PagedTensor(bytes_per_token=10),),
+        budget_bytes=10 * budget_tokens,
+        share_prefixes=share,
     )
 
 

@@ -16,6 +16,7 @@ from sample_plans import decoder_plan, token_bytes
 
 from magnitude.engine.protocol import SamplerSettings
 from magnitude.engine.slot_header import SlotState
+from magnitude.models.description import KvType
 from magnitude.schedule.conversations import Conversations, KvSettings
 from magnitude.schedule.inference import GenerationTask
 from magnitude.schedule.kept_memory import ASK_AGAIN_S, KeptMemory, stored_name
@@ -83,6 +84,7 @@ def plan_of(
     model_hash: str = "0",
     budget_bytes: int = 0,
     share: bool = False,
+    kv_type: KvType = "float32",
 ) -> ModelPlan:
     return decoder_plan(
         name,
@@ -93,6 +95,7 @@ def plan_of(
         model_hash=model_hash,
         kv_budget_bytes=budget_bytes,
         share_prefixes=share,
+        kv_type=kv_type,
     )
 
 
@@ -239,7 +242,9 @@ async def test_a_slot_that_changed_hands_before_the_engine_wrote_stays_with_its_
 
 
 @pytest.mark.parametrize(
-    "change", [{"context": 128}, {"slots": 4}, {"model_hash": "1"}, {"name": "other"}], ids=lambda change: str(change)
+    "change",
+    [{"context": 128}, {"slots": 4}, {"model_hash": "1"}, {"name": "other"}, {"kv_type": "int8_per_token"}],
+    ids=lambda change: str(change),
 )
 @on_a_loop
 async def test_memory_of_another_layout_or_model_is_given_up(store: Store, change: dict[str, object]) -> None:

@@ -21,7 +21,7 @@ from magnitude.engine.protocol import (
 )
 from magnitude.errors import MagnitudeError, ModelError
 from magnitude.feedback.records import Feedback
-from magnitude.models.description import ModelDescription
+from magnitude.models.description import KERNEL_GRAPH_FILE, ModelDescription
 from magnitude.policy.provision import Provision
 from magnitude.schedule.dispatcher import Dispatcher
 from magnitude.schedule.fresh_engine import FreshEngine
@@ -36,13 +36,14 @@ class NoEngine:
     heartbeat = None
 
 
-def plan(name: str, *, weight_bytes: int = 1, fallback: str | None = None) -> ModelPlan:
+def plan(name: str, *, weight_bytes: int = 1, fallback: str | None = None, serving: str | None = None) -> ModelPlan:
     description = ModelDescription(
         name=name,
         kind="tensors",
         family="onnx",
         folder="/nowhere",
-        graph_file="model.onnx",
+        graph_file="model.onnx" if serving is None else KERNEL_GRAPH_FILE,
+        serving_graph_file=serving,
         fallback_graph_file=fallback,
         model_hash="0",
         weight_bytes=weight_bytes,
@@ -150,6 +151,34 @@ def test_a_graph_that_computes_nonsense_gives_way_to_its_fallback() -> None:
     assert graphs_after(loader_of([shaky], admits("fallback.onnx"))) == ["fallback.onnx"]
     assert shaky.failure is None
     assert "it is nonsense" in shaky.degraded
+
+
+@pytest.mark.parametrize("serves", ["model.onnx", "fallback.onnx"])
+def test_a_kernel_plan_that_computes_nonsense_gives_way_to_the_serving_graph_before_any_fallback(serves: str) -> None:
+    shaky = plan("a", fallback="fallback.onnx", serving="model.onnx")
+    assert graphs_after(loader_of([shaky], admits(serves, "fallback.onnx"))) == [serves]
+    assert shaky.failure is None
+    assert shaky.graph_file == serves
+    assert "it is nonsense" in shaky.degraded
+
+
+def test_a_kernel_plan_that_does_not_load_gives_way_to_the_serving_graph() -> None:
+    def without_kernels(message: Message) -> ToService:
+        assert isinstance(message, LoadModel)
+        if message.model.graph_file == KERNEL_GRAPH_FILE:
+            return Failed(request_id=message.request_id, code="kernels_unusable", message="they are damaged")
+        return loaded(message)
+
+    shaky = plan("a", serving="model.onnx")
+    assert load(loader_of([shaky]), without_kernels) == ModelsReady()
+    assert (shaky.failure, shaky.graph_file) == (None, "model.onnx")
+    assert "they are damaged" in shaky.degraded
+
+
+def test_a_kernel_plan_that_is_right_serves_alone() -> None:
+    sound = plan("a", serving="model.onnx")
+    assert graphs_after(loader_of([sound], admits(KERNEL_GRAPH_FILE, "model.onnx"))) == [KERNEL_GRAPH_FILE]
+    assert (sound.failure, sound.degraded) == (None, "")
 
 
 def test_a_graph_that_is_right_needs_no_fallback() -> None:

@@ -145,7 +145,7 @@ def test_a_model_makes_room_when_its_requests_are_done_and_gives_its_memory_back
         await house.until(lambda: house.running["a"] == 1)
         kv = house.plans["a"].kv
         assert kv is not None
-        os.pwrite(kv.fd, b"x" * 65536, kv.layout.tensor_offset(0, False, 1))
+        os.pwrite(kv.fd, b"x" * 65536, kv.layout.tensor_offset(0, "key", 1))
         house.now_s += 1000.0
         house.request("b")
         house.request("a")  # for the model that is to go: it waits for its next turn
@@ -190,7 +190,7 @@ def test_models_that_are_to_follow_keep_their_conversations_and_come_by_themselv
         for name in ("a", "b"):
             kv = house.plans[name].kv
             assert kv is not None
-            os.pwrite(kv.fd, b"x" * 65536, kv.layout.tensor_offset(0, False, 1))
+            os.pwrite(kv.fd, b"x" * 65536, kv.layout.tensor_offset(0, "key", 1))
         house.switch.engine_up(house.engine, ["chat"], later=["a"])  # type: ignore[arg-type]
         await house.until(lambda: house.switch.state("a") == "loaded")
         assert house.left == ["b"]

@@ -137,6 +137,17 @@ def test_a_model_that_cannot_be_loaded_fails_its_requests_with_the_reason_and_is
     House(plan("torn")).play(scenario)
 
 
+def test_a_model_that_does_not_get_the_graph_that_is_wished_for_serves_and_is_told_in_the_health() -> None:
+    async def scenario(house: House) -> None:
+        plan_of(house, "a").graph_refused = "there are no kernels"
+        assert await house.read("a", 5) == [5, 5]
+        health = house.dispatcher.health()
+        assert health.ready
+        assert "a is not loaded by its kernel plan: there are no kernels" in health.reasons
+
+    House(plan("a")).play(scenario)
+
+
 def test_a_model_without_a_plan_is_refused_with_the_sums() -> None:
     async def scenario(house: House) -> None:
         with pytest.raises(BudgetExceeded, match="needs 9000 MB") as raised:

@@ -6,10 +6,10 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from magnitude.config import Settings
+from magnitude.config import EngineSettings, Settings
 from magnitude.config.kv import KvSettings
 from magnitude.errors import BudgetExceeded
-from magnitude.models.description import DecoderShape, EncoderShape, ModelDescription
+from magnitude.models.description import KERNEL_GRAPH_FILE, DecoderShape, EncoderShape, ModelDescription
 from magnitude.policy.provision import BoardFacts, Provision
 from magnitude.policy.selection import Selection
 from magnitude.schedule.model_switch import need_of
@@ -130,3 +130,26 @@ def test_a_context_that_the_memory_decides_stays_as_it_was_when_it_can(
 
     kept = kept_context(provision(fitted), provision(8192), before)
     assert kept == provision(context)
+
+
+def test_a_model_that_is_to_be_loaded_by_its_kernel_plan_and_has_none_says_so(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    selection = Selection(at_start=(model("chat", 1, tmp_path),), pinned=frozenset(["chat"]))
+    settings = Settings(engine=EngineSettings(graph="kernels"))
+    plans, _ = plan_models(settings, selection, BoardFacts(usable_threads=2), 4000 * MB)
+    assert plans[0].graph_file == "model.onnx"
+    assert "import it again" in plans[0].graph_refused
+    assert "not loaded by its kernel plan" in caplog.text
+    close(plans)
+
+
+def test_a_model_is_planned_with_the_graph_that_is_asked_for(tmp_path: Path) -> None:
+    chat = msgspec.structs.replace(model("chat", 1, tmp_path), kernel_graphs=(KERNEL_GRAPH_FILE,))
+    selection = Selection(at_start=(chat,), pinned=frozenset(["chat"]))
+    for wish, graph_file in (("auto", "model.onnx"), ("serving", "model.onnx"), ("kernels", KERNEL_GRAPH_FILE)):
+        settings = Settings(engine=EngineSettings(graph=wish))
+        plans, _ = plan_models(settings, selection, BoardFacts(usable_threads=2), 4000 * MB)
+        assert plans[0].graph_file == plans[0].scope("", "").plan == graph_file
+        assert plans[0].graph_refused == ""
+        close(plans)

@@ -20,7 +20,7 @@ from magnitude.board.boot import EARLIEST_S
 from magnitude.board.roots import HostRoots
 from magnitude.engine.kv_layout import KvLayout
 from magnitude.engine.slot_header import HEADER_BYTES, SlotHeader, SlotState, trusted_length, unpack_header
-from magnitude.models.description import KV_ITEM_BYTES, KvType
+from magnitude.models.description import KvPart, KvType
 from magnitude.schedule.kv_memory import KvMemory
 from magnitude.schedule.saved_slot import PRELUDE, SavedSlot, SavedSlotRefused
 from magnitude.schedule.scope import Scope
@@ -49,17 +49,16 @@ class Memory:
         self.layout = layout
         self._map = mmap.mmap(self.kv.fd, layout.total_bytes)
 
-    def tensor(self, layer: int, value: bool, slot: int) -> np.ndarray:
+    def tensor(self, layer: int, part: KvPart, slot: int) -> np.ndarray:
         """`[kv_heads, positions, bytes of a row]` of a slot."""
-        layout, at = self.layout, self.layout.tensor_offset(layer, value, slot)
-        data = np.frombuffer(self._map, np.uint8, layout.slot_bytes, at)
-        row_bytes = layout.head_dim * KV_ITEM_BYTES[layout.kv_type]
-        return data.reshape(layout.kv_heads, -1, row_bytes)
+        layout, at = self.layout, self.layout.tensor_offset(layer, part.name, slot)
+        data = np.frombuffer(self._map, np.uint8, layout.slot_bytes(part.name), at)
+        return data.reshape(layout.kv_heads, -1, part.row_bytes)
 
     def tensors(self, slot: int) -> Iterator[np.ndarray]:
         for layer in range(self.layout.layers):
-            for value in (False, True):
-                yield self.tensor(layer, value, slot)
+            for part in self.layout.parts:
+                yield self.tensor(layer, part, slot)
 
     def fill(self, slot: int, ids: list[int], *, seed: int = 1) -> None:
         """Random numbers everywhere, also behind the conversation, and a header for `ids`."""
@@ -118,7 +117,7 @@ def refused(files: SlotFiles, memory: Memory, saved: SavedSlot) -> str:
 
 @settings(max_examples=30, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(
-    kv_type=st.sampled_from(["float32", "float16", "int8"]),
+    kv_type=st.sampled_from(["float32", "float16", "int8", "int8_per_token"]),
     slot=st.integers(0, 2),
     target=st.integers(0, 2),
     ids=st.lists(st.integers(0, 2**31), min_size=1, max_size=64),
@@ -156,7 +155,7 @@ def test_restoring_leaves_other_slots_alone_and_holds_no_page_behind_the_convers
     files.restore(memory.kv, 2, saved)
     assert memory.positions(1, 4000) == neighbour
     assert memory.trusted(1, [1, 2]) == 2
-    assert memory.kv.resident_bytes() < full - memory.layout.slot_bytes
+    assert memory.kv.resident_bytes() < full - memory.layout.slot_bytes("key")
     memory.kv.close()
 
 

@@ -3,7 +3,7 @@ import pytest
 from slot_table_bench import SCOPE, SYSTEM, clean, contents, placed, served, table, text, wanted
 
 from magnitude.schedule.slot_table import SlotTable
-from magnitude.schedule.slot_terms import Known, Miss
+from magnitude.schedule.slot_terms import Known, Miss, PagedTensor
 
 # --- reuse ---
 
@@ -295,16 +295,31 @@ def test_when_the_model_leaves_memory_its_slots_are_emptied_and_its_saved_copies
 
 def test_memory_is_counted_in_whole_pages() -> None:
     kv = SlotTable(
-        slots=2, max_len=512, bytes_per_token=10, budget_bytes=100_000, share_prefixes=False, granule_tokens=64
+        slots=2,
+        max_len=512,
+        tensors=(PagedTensor(bytes_per_token=10, page_tokens=64),),
+        budget_bytes=100_000,
+        share_prefixes=False,
     )
     request = wanted(text(0, 60), max_new_tokens=5)
     placed(kv, request)
     assert kv.figures().resident_bytes == 1280
 
 
+def test_tensors_of_different_width_fill_their_pages_at_different_lengths() -> None:
+    keys, scales = PagedTensor(bytes_per_token=64, page_tokens=64), PagedTensor(bytes_per_token=4, page_tokens=1024)
+    kv = SlotTable(slots=1, max_len=4096, tensors=(keys, scales), budget_bytes=1_000_000, share_prefixes=False)
+    placed(kv, wanted(text(0, 60), max_new_tokens=5))
+    assert kv.figures().resident_bytes == 128 * 64 + 1024 * 4
+
+
 def test_a_full_slot_counts_no_more_than_it_has_positions() -> None:
     kv = SlotTable(
-        slots=2, max_len=100, bytes_per_token=10, budget_bytes=2000, share_prefixes=False, granule_tokens=64
+        slots=2,
+        max_len=100,
+        tensors=(PagedTensor(bytes_per_token=10, page_tokens=64),),
+        budget_bytes=2000,
+        share_prefixes=False,
     )
     placed(kv, wanted(text(0, 60)))
     placed(kv, wanted(text(100, 60)))

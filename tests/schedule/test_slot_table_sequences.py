@@ -10,7 +10,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 from slot_table_bench import SCOPE, contents
 
 from magnitude.schedule.slot_table import SlotTable
-from magnitude.schedule.slot_terms import Placement, Wanted
+from magnitude.schedule.slot_terms import PagedTensor, Placement, Wanted
 
 
 def lcp(one: Sequence[int], other: Sequence[int]) -> int:
@@ -43,7 +43,7 @@ class AnySequence(RuleBasedStateMachine):
         self.kv = SlotTable(
             slots=slots,
             max_len=LIMIT,
-            bytes_per_token=1,
+            tensors=(PagedTensor(bytes_per_token=1),),
             budget_bytes=budget_tokens,
             share_prefixes=share,
             min_reuse_tokens=LEAST,

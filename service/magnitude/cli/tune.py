@@ -112,12 +112,13 @@ def plan_of(description: ModelDescription, settings: Settings, board: BoardSeen)
     """The model as the service would load it, alone. Raises `BudgetExceeded` when it does not fit."""
     from magnitude.board.cpu import read_cpu
     from magnitude.board.memory import effective_memory
+    from magnitude.kernels.library import kernels
     from magnitude.policy.provision import BoardFacts
     from magnitude.policy.selection import Selection
     from magnitude.schedule.planning import plan_models
 
     selection = Selection(at_start=(description,), pinned=frozenset([description.name]))
-    facts = BoardFacts(usable_threads=read_cpu().threads)
+    facts = BoardFacts(usable_threads=read_cpu().threads, no_kernels=kernels.why_not())
     plans, _ = plan_models(settings, selection, facts, effective_memory().headroom_bytes)
     return plans[0]
 

@@ -46,6 +46,14 @@ class EngineSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     draft_model: Annotated[
         str | None, Meta(description="Name of a small model with the same tokenizer that drafts ahead.")
     ] = None
+    graph: Annotated[
+        Literal["auto", "serving", "kernels"],
+        Meta(
+            description="Which graph a decoder is loaded with. auto: the serving graph, and the strategy loop may "
+            "try the kernel plan beside it; serving: that graph alone; kernels: the kernel plan alone, so that "
+            "weights are in memory once, and the serving graph where there are no kernels or the plan is not right."
+        ),
+    ] = "auto"
     self_optimize: Annotated[
         bool,
         Meta(

@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 from magnitude.engine.adapters import AdapterSet
 from magnitude.engine.kv import KvMemory
 from magnitude.engine.kv_layout import KvLayout
+from magnitude.engine.protocol import TensorInfo
 from magnitude.engine.rows import RowWindow
 from magnitude.engine.sampling import F32
 from magnitude.engine.session_spec import SessionSpec
@@ -23,7 +24,7 @@ from magnitude.engine.sessions import describe, kernels_for
 from magnitude.engine.thread_place import ThreadPlace
 from magnitude.errors import EngineError, ModelError
 from magnitude.kernels.library import KernelLibrary
-from magnitude.models.description import DecoderShape, ModelDescription
+from magnitude.models.description import DecoderShape, KvPart, ModelDescription
 
 _ID_TYPES = ("int64", "int32")
 _LOGIT_TYPES = ("float32", "float16")
@@ -54,24 +55,15 @@ def check_signature(
         if inputs[name].dtype not in _ID_TYPES:
             raise _wrong(model, f"input {name} has type {inputs[name].dtype}, not an integer type")
     kv_names = set()
-    for pattern, arguments, side in (
-        (shape.past_key, inputs, "input"),
-        (shape.past_value, inputs, "input"),
-        (shape.present_key, outputs, "output"),
-        (shape.present_value, outputs, "output"),
-    ):
-        for layer in range(shape.layers):
-            name = pattern % layer
-            kv_names.add(name)
-            if name not in arguments:
-                raise _wrong(model, f"the graph has no {side} {name}")
-            info = arguments[name]
-            if info.dtype != layout.kv_type:
-                raise _wrong(model, f"{side} {name} has type {info.dtype}, the KV memory {layout.kv_type}")
-            if len(info.shape) != 4 or info.shape[1] not in (-1, layout.kv_heads):
-                raise _wrong(model, f"{side} {name} has shape {info.shape}, not [batch, {layout.kv_heads}, ...]")
-            if info.shape[3] not in (-1, layout.head_dim):
-                raise _wrong(model, f"{side} {name} has head size {info.shape[3]}, not {layout.head_dim}")
+    for part in layout.parts:
+        past, present = shape.kv_names(part.name)
+        for pattern, arguments, side in ((past, inputs, "input"), (present, outputs, "output")):
+            for layer in range(shape.layers):
+                name = pattern % layer
+                kv_names.add(name)
+                if name not in arguments:
+                    raise _wrong(model, f"the graph has no {side} {name}")
+                _check_kv_tensor(model, f"{side} {name}", arguments[name], layout, part)
     if unknown := sorted(set(inputs) - promised - kv_names - adapter_inputs):
         raise _wrong(model, f"the graph wants an input that nothing feeds: {unknown[0]}")
     if shape.logits not in outputs:
@@ -87,6 +79,15 @@ def check_signature(
     wanted = (shape.layers, shape.kv_heads, shape.head_dim, shape.kv_type)
     if wanted != (layout.layers, layout.kv_heads, layout.head_dim, layout.kv_type):
         raise _wrong(model, f"the KV layout {layout.layout_id} is not the model's")
+
+
+def _check_kv_tensor(model: ModelDescription, what: str, info: TensorInfo, layout: KvLayout, part: KvPart) -> None:
+    if info.dtype != part.dtype:
+        raise _wrong(model, f"{what} has type {info.dtype}, the KV memory {part.dtype}")
+    if len(info.shape) != 3 + len(part.tail) or info.shape[1] not in (-1, layout.kv_heads):
+        raise _wrong(model, f"{what} has shape {info.shape}, not [batch, {layout.kv_heads}, ...]")
+    if part.tail and info.shape[3] not in (-1, layout.head_dim):
+        raise _wrong(model, f"{what} has head size {info.shape[3]}, not {layout.head_dim}")
 
 
 def _types_of(session: Any) -> dict[str, str]:
@@ -122,7 +123,8 @@ class Decoder:
     Rows 0 to `max_batch` - 1 decode together; row `prefill_row` is for prompts on their way in. Whoever uses a row
     first shows a slot in it. Arrays that are returned are the decoder's own and hold until the next call.
 
-    Each run names the session that does it (`by`; None: `session`). `place` moves the thread to where that runs.
+    Each run names the session that does it (`by`; None: `session`, which was made as `own` says). `place` moves the
+    thread to where that runs.
     """
 
     def __init__(
@@ -131,6 +133,7 @@ class Decoder:
         session: Any,
         kv: KvMemory,
         *,
+        own: SessionSpec | None = None,
         max_batch: int = 1,
         place: ThreadPlace | None = None,
     ) -> None:
@@ -139,7 +142,10 @@ class Decoder:
         self.shape = _shape_of(model)
         self.prefill_row = max_batch
         self._model = model
-        self._sessions: dict[SessionSpec | None, _Bound] = {None: _Bound(session, adapts=True)}
+        self._sessions: dict[SessionSpec | None, _Bound] = {
+            None: _Bound(session, adapts=True, kernels=kernels_for(model.graph_file))
+        }
+        self._own = own
         self._place = place
         self._layout = kv.layout
         self._window = RowWindow(kv.fd, kv.layout, max_batch + 1)
@@ -177,7 +183,7 @@ class Decoder:
                 model, f"{other[0]} has type {types[other[0]]}, which the model's own graph does not give it"
             )
         adapts = self.adapters.input_names <= types.keys()
-        self._sessions[spec] = _Bound(session, adapts=adapts, kernels=kernels_for(spec.graph_file))
+        self._sessions[spec] = _Bound(session, adapts=adapts, kernels=kernels_for(model.graph_file))
 
     def drop_session(self, spec: SessionSpec) -> None:
         """Let go of a session and of all that is bound to it. No run may name it any more."""
@@ -264,8 +270,8 @@ class Decoder:
         binding.bind_output(shape.logits, "cpu", 0, self._logits_type, out_shape, self._logits.ctypes.data)
         if self._place is not None:
             self._place.go(by)
-        if bound.kernels is not None and by is not None:
-            bound.kernels.use_threads(by.threads, by.cpus)
+        if bound.kernels is not None and (made := by or self._own) is not None:
+            bound.kernels.use_threads(made.threads, made.cpus)
         try:
             bound.session.run_with_iobinding(binding)
         except MemoryError:
@@ -288,14 +294,12 @@ class Decoder:
     def _bind_rows(self, session: Any, first_row: int, rows: int) -> Any:
         binding = session.io_binding()
         layout = self._layout
-        shape = (rows, layout.kv_heads, layout.padded_len, layout.head_dim)
-        dtype = np.dtype(layout.kv_type).type
-        for layer in range(layout.layers):
-            for value, past, present in (
-                (False, self.shape.past_key, self.shape.present_key),
-                (True, self.shape.past_value, self.shape.present_value),
-            ):
-                address = self._window.address(layer, value=value, row=first_row)
+        for part in layout.parts:
+            past, present = self.shape.kv_names(part.name)
+            shape = (rows, layout.kv_heads, layout.padded_len, *part.tail)
+            dtype = np.dtype(part.dtype).type
+            for layer in range(layout.layers):
+                address = self._window.address(layer, part.name, first_row)
                 binding.bind_input(past % layer, "cpu", 0, dtype, shape, address)
                 binding.bind_output(present % layer, "cpu", 0, dtype, shape, address)
         return binding

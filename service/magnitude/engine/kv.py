@@ -20,6 +20,7 @@ from magnitude.engine.slot_header import (
     unpack_header,
 )
 from magnitude.errors import ModelError, RequestError
+from magnitude.models.description import KvPartName
 
 
 def check_slot(slot: int, slots: int) -> None:
@@ -47,22 +48,22 @@ class KvMemory:
         self._closing = weakref.finalize(self, os.close, self.fd)  # also when a load fails half way
         self._map: mmap.mmap | None = mmap.mmap(fd, layout.total_bytes, mmap.MAP_SHARED)
 
-    def slot_bytes(self, layer: int, *, value: bool, slot: int) -> NDArray[np.uint8]:
-        """`slot`'s block of K (or V) in `layer`, `[kv_heads, padded_len, bytes of a head's position]`; no copy.
+    def slot_bytes(self, layer: int, part: KvPartName, slot: int) -> NDArray[np.uint8]:
+        """`slot`'s block of one of `layer`'s tensors, `[kv_heads, padded_len, bytes of a head's position]`; no copy.
 
         The view must be gone before `close`.
         """
         assert self._map is not None
         layout = self.layout
-        block = np.frombuffer(self._map, np.uint8, layout.slot_bytes, layout.tensor_offset(layer, value, slot))
+        block = np.frombuffer(self._map, np.uint8, layout.slot_bytes(part), layout.tensor_offset(layer, part, slot))
         return block.reshape(layout.kv_heads, layout.padded_len, -1)
 
     def copy_prefix(self, source: int, target: int, tokens: int) -> None:
         """Copy the first `tokens` positions of a slot into another one. The headers are left alone."""
         for layer in range(self.layout.layers):
-            for value in (False, True):
-                block = self.slot_bytes(layer, value=value, slot=target)
-                block[:, :tokens] = self.slot_bytes(layer, value=value, slot=source)[:, :tokens]
+            for part in self.layout.parts:
+                block = self.slot_bytes(layer, part.name, target)
+                block[:, :tokens] = self.slot_bytes(layer, part.name, source)[:, :tokens]
 
     def read_header(self, slot: int) -> SlotHeader | None:
         assert self._map is not None

@@ -4,10 +4,11 @@ Pure arithmetic, shared by the service (which creates and frees the memory) and 
 binds it to ONNX Runtime by pointer).
 
 The file is: one header a slot with the ids of its positions (`slot_header.py`), then for each layer K and V as
-`[slots, kv_heads, padded_len, head_dim]`.
-`padded_len` is `max_len` rounded up until a slot ends at a 64 KiB border, which is a page's border for every page
-size that Arm Linux uses (4, 16 and 64 KiB): a slot can be mapped by itself, and freeing its pages never touches its
-neighbour. The positions of the padding are never used and take no memory.
+`[slots, kv_heads, padded_len, head_dim]` and, where they have a scale for each position and head, the scales of K and
+of V as `[slots, kv_heads, padded_len]`.
+`padded_len` is `max_len` rounded up until a slot ends at a 64 KiB border in each of these tensors, which is a page's
+border for every page size that Arm Linux uses (4, 16 and 64 KiB): a slot can be mapped by itself, and freeing its
+pages never touches its neighbour. The positions of the padding are never used and take no memory.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ import math
 
 import msgspec
 
-from magnitude.models.description import KV_ITEM_BYTES, DecoderShape, KvType
+from magnitude.models.description import DecoderShape, KvPart, KvPartName, KvType, kv_parts
 
 ALIGN_BYTES = 65536
 LAYOUT_VERSION = 2
@@ -52,15 +53,25 @@ class KvLayout(msgspec.Struct, frozen=True, kw_only=True):
         return f"v{LAYOUT_VERSION}-{self.kv_type}-l{self.layers}-h{self.kv_heads}-d{self.head_dim}-m{self.max_len}"
 
     @property
+    def parts(self) -> tuple[KvPart, ...]:
+        """The tensors of one layer, in their order in memory."""
+        return kv_parts(self.kv_type, self.head_dim)
+
+    @property
     def padded_len(self) -> int:
         """Positions for which a slot has addresses; the tensors' length dimension."""
-        step = ALIGN_BYTES // math.gcd(ALIGN_BYTES, self.kv_heads * self.head_dim * KV_ITEM_BYTES[self.kv_type])
+        steps = (ALIGN_BYTES // math.gcd(ALIGN_BYTES, self.kv_heads * part.row_bytes) for part in self.parts)
+        step = math.lcm(*steps)
         return -(-self.max_len // step) * step
 
     @property
-    def slot_bytes(self) -> int:
+    def token_bytes(self) -> int:
+        """Bytes of one position over all layers and heads."""
+        return self.layers * self.kv_heads * sum(part.row_bytes for part in self.parts)
+
+    def slot_bytes(self, part: KvPartName) -> int:
         """Bytes of address space of one slot within one tensor."""
-        return self.kv_heads * self.padded_len * self.head_dim * KV_ITEM_BYTES[self.kv_type]
+        return self.kv_heads * self.padded_len * self._part(part).row_bytes
 
     @property
     def slot_header_bytes(self) -> int:
@@ -71,17 +82,29 @@ class KvLayout(msgspec.Struct, frozen=True, kw_only=True):
     def header_bytes(self) -> int:
         return self.slot_header_bytes * self.slots
 
+    def tensor_bytes(self, part: KvPartName) -> int:
+        return self.slot_bytes(part) * self.slots
+
     @property
-    def tensor_bytes(self) -> int:
-        return self.slot_bytes * self.slots
+    def layer_bytes(self) -> int:
+        """Bytes of address space of one layer's tensors, which lie one behind the other."""
+        return sum(self.tensor_bytes(part.name) for part in self.parts)
 
     @property
     def total_bytes(self) -> int:
-        return self.header_bytes + 2 * self.layers * self.tensor_bytes
+        return self.header_bytes + self.layers * self.layer_bytes
 
     def header_offset(self, slot: int) -> int:
         return self.slot_header_bytes * slot
 
-    def tensor_offset(self, layer: int, value: bool, slot: int = 0) -> int:
-        """Offset of `slot` in layer `layer`'s K (`value=False`) or V (`value=True`) tensor."""
-        return self.header_bytes + (2 * layer + value) * self.tensor_bytes + slot * self.slot_bytes
+    def tensor_offset(self, layer: int, part: KvPartName, slot: int = 0) -> int:
+        """Offset of `slot` in that tensor of layer `layer`."""
+        place = self.header_bytes + layer * self.layer_bytes
+        for other in self.parts:
+            if other.name == part:
+                break
+            place += self.tensor_bytes(other.name)
+        return place + slot * self.slot_bytes(part)
+
+    def _part(self, name: KvPartName) -> KvPart:
+        return next(part for part in self.parts if part.name == name)

@@ -36,10 +36,11 @@ from magnitude.engine.protocol import (
 from magnitude.engine.ranking import RankJob
 from magnitude.engine.run_pool import RunPool
 from magnitude.engine.sampling import Sampler, check_settings
+from magnitude.engine.session_maker import SessionMaker
 from magnitude.engine.session_messages import CompareSession, Probe, ProbedRun, ProfileOperators, ProfilePhase
 from magnitude.engine.session_set import SessionSet
 from magnitude.engine.session_spec import SessionSpec
-from magnitude.engine.sessions import describe, open_session
+from magnitude.engine.sessions import describe
 from magnitude.engine.slide import SlidingWindow, can_slide
 from magnitude.engine.slot_header import SlotState
 from magnitude.engine.speculation import Speculation
@@ -68,10 +69,12 @@ _VERIFIED, _VERIFIED_PAST, _VERIFIED_TEXTS = 4, 24, 3
 class LoadedModel:
     """Opens the jobs of one model. Raises `ModelError` when the model cannot be loaded.
 
-    `kv_fd` is the KV memory of a decoder; it is mapped and stays the caller's to close.
+    `kv_fd` is the KV memory of a decoder; it is mapped and stays the caller's to close. `maker` makes its session.
     """
 
-    def __init__(self, request: LoadModel, kv_fd: int | None, place: ThreadPlace | None = None) -> None:
+    def __init__(
+        self, request: LoadModel, kv_fd: int | None, maker: SessionMaker, place: ThreadPlace | None = None
+    ) -> None:
         self.description: ModelDescription = request.model
         self._request = request
         self._place = place
@@ -85,8 +88,9 @@ class LoadedModel:
         self.batch: RunningBatch | None = None  # of a decoder
         self.max_inter_token_s = request.max_inter_token_ms / 1000
         folder = Path(request.model.folder)
-        self._session: Any = open_session(folder / request.model.graph_file, request.threads)
-        self.sessions = SessionSet(self._session, SessionSpec(threads=request.threads), request.model.graph_file)
+        own = SessionSpec(threads=request.threads)
+        self._session: Any = maker.open_own(request.model, request.threads)
+        self.sessions = SessionSet(self._session, own, request.model.graph_file)
         # Packing the weights leaves freed buffers and pages that were read only once: 15 MB of 200 for a 124 MB file.
         trim_heap()
         forget_mapped_pages(folder)
@@ -99,7 +103,7 @@ class LoadedModel:
                 self._kv = KvMemory(kv_fd, request.kv)
                 try:
                     self._decoder = Decoder(
-                        request.model, self._session, self._kv, max_batch=request.max_batch, place=place
+                        request.model, self._session, self._kv, own=own, max_batch=request.max_batch, place=place
                     )
                 except MagnitudeError:
                     self.close()

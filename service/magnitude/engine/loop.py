@@ -93,7 +93,7 @@ _TRIM_ABOVE_BYTES = 4 * 1024 * 1024
 
 
 class EngineLoop:
-    """Holds the models and the open jobs. `post` may be called from any thread; `packed` is where further sessions
+    """Holds the models and the open jobs. `post` may be called from any thread; `packed` is where sessions
     keep packed weights, `scratch` where files of a moment may be."""
 
     def __init__(
@@ -386,7 +386,7 @@ class EngineLoop:
         model = self._models.get(name)
         started_s = self._clock()
         if model is None:
-            model = self._models[name] = LoadedModel(message, fd, self._sessions.place)
+            model = self._models[name] = LoadedModel(message, fd, self._sessions.maker, self._sessions.place)
             give_back_memory()  # loading leaves some megabytes of parsed graph behind
         elif not model.made_by(message, fd):  # a spare engine has loaded what the service then asks it to load
             raise RequestError(f"model {name} is already loaded", code="model_already_loaded", param="model")

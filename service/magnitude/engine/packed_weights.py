@@ -1,4 +1,4 @@
-"""Weights as the kernels want them, kept in a file that all further sessions map.
+"""Weights as the kernels want them, kept in a file that all further sessions map, and the own one of a kernel plan.
 
 ONNX Runtime packs most weights of a graph when it makes a session, into memory of that session alone: SmolLM2-135M
 takes 144 MB for each. It can write a graph together with its packed weights, and a session of that file has them
@@ -20,6 +20,7 @@ import os
 import platform
 import shutil
 import tempfile
+import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -74,6 +75,8 @@ class PackedWeights:
         self._root = root
         self._check = check
         self._cpu_features = read_cpu_features() if cpu_features is None else cpu_features
+        # Of this process's threads: one makes further sessions, another loads models.
+        self._at_work = threading.Lock()
 
     def open(self, model: ModelDescription, spec: SessionSpec, *, profile: str = "") -> Any:
         """A session of the model's graph as `spec` says, with mapped weights where that is possible. One with a
@@ -84,7 +87,8 @@ class PackedWeights:
         path = graph_path(model, spec)
         if model.kind != "tensors":  # of unknown inputs: nothing could be checked
             try:
-                session = self._mapped(model, path, spec, profile)
+                with self._at_work:
+                    session = self._mapped(model, path, spec, profile)
                 if session is not None:
                     return session
             except Exception as error:
@@ -182,7 +186,7 @@ class PackedWeights:
         """What engines left behind that died or were killed while they wrote."""
         for folder in self._root.glob(".new-*"):
             pid = folder.name.split("-")[1]
-            if pid == str(os.getpid()) or not is_alive(pid):  # there is one thread that does this
+            if pid == str(os.getpid()) or not is_alive(pid):  # one thread at a time does this
                 shutil.rmtree(folder, ignore_errors=True)
 
     def _has_room(self, new_bytes: int) -> bool:
@@ -262,8 +266,7 @@ class _KernelPlan:
         self._library = library
 
     def made_by(self) -> tuple[str, ...]:
-        with self._library.path.open("rb") as file:
-            return (hashlib.file_digest(file, "sha256").hexdigest(),)
+        return (self._library.sha256,)
 
     def save(self, folder: Path, spec: SessionSpec) -> Any:
         plain = open_session(self._path, spec.threads, arena=spec.arena)

@@ -14,6 +14,7 @@ import os
 
 from magnitude.engine.kv_layout import KvLayout
 from magnitude.errors import EngineError
+from magnitude.models.description import KvPartName
 
 # <asm-generic/mman.h>, the same on x86-64 and Arm; Python's mmap does not name them.
 _MAP_FIXED = 0x10
@@ -64,9 +65,18 @@ class RowWindow:
 
     def __init__(self, fd: int, layout: KvLayout, rows: int) -> None:
         self._fd = os.dup(fd)
-        self._layout = layout
-        self._tensor_bytes = rows * layout.slot_bytes
-        self._size_bytes = 2 * layout.layers * self._tensor_bytes
+        self._layers = layout.layers
+        # Of each tensor of a layer: where it begins in that layer's share of the window, where the first layer's
+        # begins in the file, and what a slot takes in both. Showing a slot needs these for every tensor.
+        self._places: dict[KvPartName, tuple[int, int, int]] = {}
+        window_at = 0
+        for part in layout.parts:
+            one_bytes = layout.slot_bytes(part.name)
+            self._places[part.name] = (window_at, layout.tensor_offset(0, part.name), one_bytes)
+            window_at += rows * one_bytes
+        self._layer_bytes = window_at
+        self._file_layer_bytes = layout.layer_bytes
+        self._size_bytes = layout.layers * window_at
         try:
             self._address = _reserve(self._size_bytes)
         except EngineError:
@@ -79,16 +89,16 @@ class RowWindow:
         if self._shown[row] == slot:
             return
         self._shown[row] = None  # in parts, until all are there
-        layout = self._layout
-        for layer in range(layout.layers):
-            for value in (False, True):
-                at = self.address(layer, value=value, row=row)
-                _map_file(at, layout.slot_bytes, self._fd, layout.tensor_offset(layer, value, slot))
+        for layer in range(self._layers):
+            for part, (_, file_at, one_bytes) in self._places.items():
+                offset = file_at + layer * self._file_layer_bytes + slot * one_bytes
+                _map_file(self.address(layer, part, row), one_bytes, self._fd, offset)
         self._shown[row] = slot
 
-    def address(self, layer: int, *, value: bool, row: int) -> int:
-        """Address of the `[rows - row, kv_heads, padded_len, head_dim]` block of K (or V) that begins with `row`."""
-        return self._address + (2 * layer + value) * self._tensor_bytes + row * self._layout.slot_bytes
+    def address(self, layer: int, part: KvPartName, row: int) -> int:
+        """Address of the `[rows - row, kv_heads, padded_len, ...]` block of one tensor that begins with `row`."""
+        window_at, _, one_bytes = self._places[part]
+        return self._address + layer * self._layer_bytes + window_at + row * one_bytes
 
     def close(self) -> None:
         if self._fd >= 0:

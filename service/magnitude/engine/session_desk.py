@@ -59,7 +59,7 @@ class SessionDesk:
         self._progress = progress
         self._answer = answer
         self._clock = clock
-        maker = SessionMaker(self.place, packed)
+        maker = self.maker = SessionMaker(self.place, packed)
         self._preparations = Preparations(post, maker, clock)
         self._probe: ProbeJob | None = None
         self.profiler = Profiler(

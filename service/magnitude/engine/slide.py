@@ -7,19 +7,23 @@ computed for. Keys in the cache carry the rotation of their position (RoPE, chan
 and rotations add up: turning a key back by the dropped distance makes it the key of its new position. Values carry
 no position.
 
+Keys in bytes with a scale for each position are turned in float32 and rounded anew, each time by at most half a step;
+a position is moved three or four times before it is dropped itself.
+
 Which tokens are dropped follows from their number alone, so that a generation that is rebuilt slides as before.
 """
 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 
 import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
 from magnitude.engine.kv import KvMemory
+from magnitude.engine.kv_bytes import dequantise, quantise
 from magnitude.engine.kv_layout import KvLayout
 from magnitude.engine.slot_header import SlotHeader, SlotState, trusted_length
 from magnitude.models.description import DecoderShape
@@ -49,7 +53,7 @@ class Slide(msgspec.Struct, frozen=True):
 def can_slide(shape: DecoderShape, layout: KvLayout) -> str | None:
     """Why a slot of this layout cannot slide, or None when it can."""
     if layout.kv_type == "int8":
-        return "its KV is INT8: turning a key mixes channels of different scales, and the scales are inside the graph"
+        return "its INT8 KV has a scale a channel: turning a key mixes channels, and the scales are inside the graph"
     if not shape.rope_frequencies:
         return "it is not known how its keys are rotated by position"
     if 2 * len(shape.rope_frequencies) != layout.head_dim:
@@ -222,20 +226,41 @@ class SlotSlide:
         return self._kv.layout.layers - self._layer
 
     def move_layer(self) -> None:
-        dtype = np.dtype(self._kv.layout.kv_type)
-        keys = self._kv.slot_bytes(self._layer, value=False, slot=self._slot).view(dtype)
-        values = self._kv.slot_bytes(self._layer, value=True, slot=self._slot).view(dtype)
-        for head in range(self._kv.layout.kv_heads):
-            move_down(keys[head], self.slide, self._length, self._turn)
-            move_down(values[head], self.slide, self._length, None)
+        layout = self._kv.layout
+        tensors = {
+            part.name: self._kv.slot_bytes(self._layer, part.name, self._slot).view(np.dtype(part.dtype))
+            for part in layout.parts
+        }
+        for head in range(layout.kv_heads):
+            heads = {name: tensor[head] for name, tensor in tensors.items()}
+            if "key_scale" in heads:
+                scales = heads.pop("key_scale")[:, 0]
+                move_bytes_down(heads.pop("key"), scales, self.slide, self._length, self._turn)
+            for name, rows in heads.items():
+                move_down(rows, self.slide, self._length, self._turn if name == "key" else None)
         self._layer += 1
 
 
 def move_down(head: NDArray[np.floating], slide: Slide, length: int, turn: KeyTurn | None) -> None:
     """Do a slide in one head's `[positions, head_dim]`, in place; keys are turned, values (`turn` None) are not."""
+    for target, source in _blocks(slide, length):
+        head[target] = turn(head[source]) if turn is not None else head[source]
+
+
+def move_bytes_down(codes: NDArray[np.int8], scales: F32, slide: Slide, length: int, turn: KeyTurn) -> None:
+    """Do a slide in one head's keys in bytes, `[positions, head_dim]` with `scales` `[positions]`, in place."""
+    given = np.empty((_BLOCK_POSITIONS, codes.shape[1]), np.float32)
+    for target, source in _blocks(slide, length):
+        block = given[: source.stop - source.start]
+        dequantise(codes[source], scales[source], block)
+        quantise(turn(block), codes[target], scales[target])
+
+
+def _blocks(slide: Slide, length: int) -> Iterator[tuple[slice, slice]]:
+    """Where to and where from, block by block. Whatever lies between the two is read already when a block is written,
+    so overlapping ones do no harm."""
     target = slide.drop_from
     for source in range(slide.drop_from + slide.drop_tokens, length, _BLOCK_POSITIONS):
-        block = head[source : min(source + _BLOCK_POSITIONS, length)]
-        # Whatever lies between target and source is read already, so overlapping blocks do no harm.
-        head[target : target + len(block)] = turn(block) if turn is not None else block
-        target += len(block)
+        count = min(_BLOCK_POSITIONS, length - source)
+        yield slice(target, target + count), slice(source, source + count)
+        target += count

@@ -6,8 +6,10 @@ Everything here may be called from any thread, except that the width of the pool
 from __future__ import annotations
 
 import ctypes
+import hashlib
 import os
 import struct
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -18,8 +20,9 @@ from numpy.typing import NDArray
 from magnitude.errors import EngineError
 from magnitude.kernels.locate import library_path, why_not
 
-# Of the C interface. Another one may take other arguments, so that nothing but the version is asked of it.
-VERSION = 2
+# Of the C interface and the operators. Another one may take other arguments, so that nothing but the version is asked
+# of it.
+VERSION = 3
 
 _INT64, _SIZE, _POINTER, _INT = ctypes.c_int64, ctypes.c_size_t, ctypes.c_void_p, ctypes.c_int
 # Of an ELF header: magic, class, byte order, offset, size and number of the section headers.
@@ -63,6 +66,12 @@ class KernelLibrary:
             raise _unusable(f"{path} was built without ONNX Runtime's headers and has no operators")
         self._raw: Any = _typed(raw)
         self._pool: tuple[int, tuple[int, ...]] = (0, ())
+
+    @cached_property
+    def sha256(self) -> str:
+        """Of the file: what it has computed holds for this build of it."""
+        with self.path.open("rb") as file:
+            return hashlib.file_digest(file, "sha256").hexdigest()
 
     @property
     def instruction_set(self) -> str:

@@ -6,6 +6,8 @@ folder's own `genai_config.json`. It is plain data, so that it can be sent to th
 
 from __future__ import annotations
 
+import functools
+import math
 from typing import Literal
 
 import msgspec
@@ -13,7 +15,9 @@ import msgspec
 from magnitude.models.tolerance import Tolerance
 
 Kind = Literal["decoder", "embedder", "reranker", "tensors"]
-KvType = Literal["float32", "float16", "int8"]
+# "int8" has a scale a channel, inside the graph; "int8_per_token" one for each position and KV head, beside the KV.
+KvType = Literal["float32", "float16", "int8", "int8_per_token"]
+KvPartName = Literal["key", "value", "key_scale", "value_scale"]
 
 # Our own decoders' input that names the rows to compute logits of.
 LOGIT_ROWS = "logit_rows"
@@ -27,13 +31,38 @@ KERNEL_GRAPH_FILE = "kernels.onnx"
 KERNEL_DOMAIN = "ai.magnitude"
 KERNEL_PRODUCTS = "kernel_products"
 
-KV_ITEM_BYTES: dict[KvType, int] = {"float32": 4, "float16": 2, "int8": 1}
+_ITEM_BYTES = {"float32": 4, "float16": 2, "int8": 1}
+
+
+class KvPart(msgspec.Struct, frozen=True, kw_only=True):
+    """One of the tensors that a layer's KV cache consists of: `[slots, kv_heads, positions, *tail]` of `dtype`."""
+
+    name: KvPartName
+    dtype: str
+    tail: tuple[int, ...]  # the head size for keys and values; nothing for scales
+
+    @property
+    def row_bytes(self) -> int:
+        """Bytes of one position of one KV head."""
+        return math.prod(self.tail) * _ITEM_BYTES[self.dtype]
+
+
+@functools.lru_cache
+def kv_parts(kv_type: KvType, head_dim: int) -> tuple[KvPart, ...]:
+    """A layer's tensors, in their order in memory and in files."""
+    scaled = kv_type == "int8_per_token"
+    dtype = "int8" if scaled else kv_type
+    found = [KvPart(name=name, dtype=dtype, tail=(head_dim,)) for name in ("key", "value")]
+    if scaled:
+        found += [KvPart(name=name, dtype="float32", tail=()) for name in ("key_scale", "value_scale")]
+    return tuple(found)
 
 
 class DecoderShape(msgspec.Struct, frozen=True, kw_only=True):
     """Shape and input names of a decoder graph with in-place KV.
 
-    KV tensors are `[batch, kv_heads, positions, head_dim]`. The name patterns hold one `%d` for the layer.
+    KV tensors are `[batch, kv_heads, positions, head_dim]`. The name patterns hold one `%d` for the layer. Scales
+    that lie beside keys and values, float32 `[batch, kv_heads, positions]`, have their names with `_scale` behind.
     """
 
     layers: int
@@ -61,7 +90,16 @@ class DecoderShape(msgspec.Struct, frozen=True, kw_only=True):
 
     def kv_bytes_per_token(self) -> int:
         """Bytes of K and V of one position over all layers."""
-        return 2 * self.layers * self.kv_heads * self.head_dim * KV_ITEM_BYTES[self.kv_type]
+        rows = sum(part.row_bytes for part in kv_parts(self.kv_type, self.head_dim))
+        return self.layers * self.kv_heads * rows
+
+    def kv_names(self, part: KvPartName) -> tuple[str, str]:
+        """Patterns of the names of a part's input and output."""
+        past, present = (
+            (self.past_key, self.present_key) if part.startswith("key") else (self.past_value, self.present_value)
+        )
+        scale = "_scale" if part.endswith("_scale") else ""
+        return past + scale, present + scale
 
 
 class EncoderShape(msgspec.Struct, frozen=True, kw_only=True):
@@ -104,6 +142,8 @@ class ModelDescription(msgspec.Struct, frozen=True, kw_only=True):
     chat_template_file: str | None = None
     # The same weights with float activations everywhere: slow, and right where an INT8 kernel is not.
     fallback_graph_file: str | None = None
+    # Where `graph_file` is a kernel plan: what serves where that does not work.
+    serving_graph_file: str | None = None
     # The same weights with adapters as inputs (`graphs/lora.py`); slower, so it serves only where there are adapters.
     lora_graph_file: str | None = None
     # Fusion plans: graphs over the same weights with the same inputs and outputs, that a further session may load.

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import msgspec
 
-from magnitude.models.description import KvType, ModelDescription
+from magnitude.models.description import DecoderShape, KvType, ModelDescription, kv_parts
 
 MIB = 1 << 20
 
@@ -137,8 +137,7 @@ def _rows(need: _Need) -> tuple[Row, ...]:
             Row(
                 name="KV cache",
                 bytes=slots * context * shape.kv_bytes_per_token(),
-                how=f"{slots} slots x {context} positions x {shape.kv_bytes_per_token()} bytes "
-                f"(2 x {shape.layers} layers x {shape.kv_heads} heads x {shape.head_dim} x {shape.kv_type})",
+                how=f"{slots} slots x {context} positions x {shape.kv_bytes_per_token()} bytes ({_kv_terms(shape)})",
             ),
             _activations(shape.hidden_size, max(min(need.prefill_chunk, context), slots)),
             Row(
@@ -161,6 +160,14 @@ def _rows(need: _Need) -> tuple[Row, ...]:
     return tuple(rows)
 
 
+def _kv_terms(shape: DecoderShape) -> str:
+    values, *scales = kv_parts(shape.kv_type, shape.head_dim)[::2]  # those of keys, which values have as well
+    row = f"{shape.head_dim} x {values.dtype}"
+    if scales:
+        row = f"({row} + a {scales[0].dtype} scale)"
+    return f"2 x {shape.layers} layers x {shape.kv_heads} heads x {row}"
+
+
 def _activations(hidden: int, tokens: int) -> Row:
     return Row(
         name="activations",
@@ -178,7 +185,7 @@ def _advice(need: _Need, available_bytes: int, largest: int) -> tuple[str, ...]:
             found.append(f"{slots} slots of {need.context} positions (engine.max_batch_size: {slots})")
             break
     decoder = need.model.decoder
-    float_kv = decoder is not None and (need.kv_type or decoder.kv_type) != "int8"
+    float_kv = decoder is not None and (need.kv_type or decoder.kv_type) in ("float32", "float16")
     if float_kv and need.but(kv_type="int8").fits(available_bytes):
         found.append("an INT8 KV cache (import again with --kv int8)")
     if not found:

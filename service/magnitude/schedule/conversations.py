@@ -18,7 +18,7 @@ from magnitude.schedule.inference import GenerationTask, KeptConversation
 from magnitude.schedule.kept_memory import KeptMemory
 from magnitude.schedule.plan import ModelPlan
 from magnitude.schedule.save_policy import HOUR_S, Candidate, SavedFile, SavePolicy, covering
-from magnitude.schedule.saved_slot import SavedSlot, token_bytes
+from magnitude.schedule.saved_slot import SavedSlot
 from magnitude.schedule.slot_files import SlotFiles
 from magnitude.schedule.slot_terms import IdleSlot, Known, Placement, SlotRecord, Wanted
 
@@ -157,7 +157,7 @@ class Conversations:
                 continue
             for idle in plan.table.idle(self._clock(), 0.0, 1):
                 if client in (None, idle.scope.owner):
-                    size_bytes = len(idle.ids) * token_bytes(plan.kv.layout)
+                    size_bytes = len(idle.ids) * plan.kv.layout.token_bytes
                     found.append(_kept(idle.scope.model, idle.scope.owner, len(idle.ids), size_bytes, idle.idle_s))
         for saved in self._saved.values():
             if client in (None, saved.scope.owner) and self._files is not None:
@@ -291,7 +291,7 @@ class Conversations:
                 continue
             budget_bytes = plan.kv_budget_bytes
             if share < 1:
-                one_bytes = plan.provision.context_length * token_bytes(plan.kv.layout)
+                one_bytes = plan.provision.context_length * plan.kv.layout.token_bytes
                 budget_bytes = min(budget_bytes, max(one_bytes, int(share * self._held_bytes[name])))
             plan.table.set_budget(budget_bytes, self._clock())
             self._changed_in(plan)
@@ -345,7 +345,7 @@ class Conversations:
                         slot=idle.slot,
                         model=name,
                         tokens=len(idle.ids),
-                        size_bytes=len(idle.ids) * token_bytes(plan.kv.layout),
+                        size_bytes=len(idle.ids) * plan.kv.layout.token_bytes,
                         idle_s=idle.idle_s,
                         covered_tokens=cover.tokens,
                         covered_by=cover.saved_id,

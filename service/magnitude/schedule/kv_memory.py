@@ -110,10 +110,10 @@ class KvMemory:
         """
         page = mmap.PAGESIZE
         for layer in range(self.layout.layers):
-            for value in (False, True):
-                start = self.layout.tensor_offset(layer, value, slot)
+            for part in self.layout.parts:
+                start = self.layout.tensor_offset(layer, part.name, slot)
                 first = -(-start // page) * page
-                last = (start + self.layout.slot_bytes) // page * page
+                last = (start + self.layout.slot_bytes(part.name)) // page * page
                 if last > first:
                     self._map.madvise(mmap.MADV_REMOVE, first, last - first)
         header = self.layout.header_offset(slot)

@@ -198,6 +198,13 @@ class ModelLoader:
         plan.degraded = ""
         plan.graph_file = plan.description.graph_file
         failure = await self._load_and_admit(link, plan, plan.description)
+        serving = plan.description.serving_graph_file
+        if failure is not None and serving is not None:
+            log.warning("trying the serving graph", extra={"fields": {"model": plan.description.name}})
+            plan.degraded = f"on its serving graph, because its kernel plan does not work: {failure.message}"
+            plan.graph_file = serving
+            description = msgspec.structs.replace(plan.description, graph_file=serving)
+            failure = await self._load_and_admit(link, plan, description)
         fallback = plan.description.fallback_graph_file
         if failure is not None and failure.code == "golden_failed" and fallback is not None:
             log.warning("trying the fallback graph", extra={"fields": {"model": plan.description.name}})

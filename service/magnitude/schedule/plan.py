@@ -10,21 +10,21 @@ from magnitude.engine.kv_layout import KvLayout
 from magnitude.engine.protocol import TensorInfo
 from magnitude.errors import MagnitudeError
 from magnitude.models.adapters import AdapterDescription, kv_hash
-from magnitude.models.description import KV_ITEM_BYTES, ModelDescription
+from magnitude.models.description import ModelDescription
 from magnitude.policy.provision import Provision
 from magnitude.schedule.kv_memory import KvMemory
 from magnitude.schedule.scope import Scope
 from magnitude.schedule.slot_table import SlotTable
-from magnitude.schedule.slot_terms import Revived
+from magnitude.schedule.slot_terms import PagedTensor, Revived
 
 # When a model is in memory: always; from the start on, unless another one needs the room; or while it is asked for.
 Stay = Literal["pinned", "at_start", "on_demand"]
 
 
 class ModelPlan:
-    """`failure` says why the model cannot serve, `degraded` why it serves on its fallback graph or without its draft
-    model `draft` ("" while it does not); `signature` are its graph's inputs and outputs once it is loaded;
-    `graph_file` is the one in use.
+    """`failure` says why the model cannot serve, `degraded` why it serves on another graph than planned or without
+    its draft model `draft` ("" while it does not), `graph_refused` why it is not planned with the graph that is
+    wished for; `signature` are its graph's inputs and outputs once it is loaded; `graph_file` is the one in use.
 
     A decoder has KV memory, a table of what lies in its slots, and one slot beyond them (`scratch_slot`) for what
     runs before it serves. All slots together may take `kv_budget_bytes`. `measured_slots` generations run at once as
@@ -49,6 +49,7 @@ class ModelPlan:
         self.graph_file = description.graph_file
         self.failure: MagnitudeError | None = None
         self.degraded = ""
+        self.graph_refused = ""
         self.outside = description.outside  # of a variant: why it is never chosen by itself
         self.signature: tuple[tuple[TensorInfo, ...], tuple[TensorInfo, ...]] | None = None
         self.measured_slots = provision.max_batch
@@ -67,11 +68,9 @@ class ModelPlan:
             self.table = SlotTable(
                 slots=provision.slots,
                 max_len=provision.context_length,
-                bytes_per_token=token_bytes,
+                tensors=_paged(layout),
                 budget_bytes=self.kv_budget_bytes,
                 share_prefixes=share_prefixes,
-                # A head's positions lie page by page.
-                granule_tokens=max(1, mmap.PAGESIZE // (layout.head_dim * KV_ITEM_BYTES[layout.kv_type])),
             )
 
     @property
@@ -105,3 +104,12 @@ class ModelPlan:
             adapter=adapter,
             owner=owner,
         )
+
+
+def _paged(layout: KvLayout) -> tuple[PagedTensor, ...]:
+    """What a position of a slot takes in each tensor of all layers: a head's positions lie page by page."""
+    heads = layout.layers * layout.kv_heads
+    return tuple(
+        PagedTensor(bytes_per_token=heads * part.row_bytes, page_tokens=max(1, mmap.PAGESIZE // part.row_bytes))
+        for part in layout.parts
+    )

@@ -13,6 +13,7 @@ from magnitude.models.adapters import with_adapters
 from magnitude.models.description import ModelDescription
 from magnitude.policy import fitting
 from magnitude.policy.fitting import account_bytes, fit_each, fit_together, pool_refusal
+from magnitude.policy.own_graph import own_graph
 from magnitude.policy.provision import BoardFacts, Provision, default_provision
 from magnitude.policy.selection import Selection
 from magnitude.schedule.model_switch import need_of
@@ -60,7 +61,11 @@ def plan_models(
         provision = kept_context(fitted, wish(model), (contexts or {}).get(model.name, 0))
         _report_cut(model, wish(model), provision, free_bytes)
         served, adapters = with_adapters(model)
-        plans.append(ModelPlan(served, provision, adapters=adapters, share_prefixes=share, stay="on_demand"))
+        own = own_graph(served, settings.engine.graph, board.no_kernels)
+        plan = ModelPlan(own.model, provision, adapters=adapters, share_prefixes=share, stay="on_demand")
+        plan.graph_refused = own.refused
+        _report_refused(plan)
+        plans.append(plan)
     for plan in plans[: len(start)]:
         plan.stay = "pinned" if plan.description.name in selection.pinned else "at_start"
     if plans and plans[0].provision.max_draft:
@@ -86,6 +91,13 @@ def residency_of(plans: Sequence[ModelPlan], *, free_bytes: int, keep_alive_s: f
     return Residency(
         [need_of(plan) for plan in plans], budget_bytes=account_bytes(free_bytes), keep_alive_s=keep_alive_s
     )
+
+
+def _report_refused(plan: ModelPlan) -> None:
+    if plan.graph_refused:
+        hint = "The service works without kernels. See 'magnitude doctor' and 'magnitude show' for what is missing"
+        fields = {"model": plan.description.name, "reason": plan.graph_refused, "hint": hint}
+        log.warning("not loaded by its kernel plan as engine.graph says", extra={"fields": fields})
 
 
 def _report_cut(model: ModelDescription, wished: Provision, got: Provision, free_bytes: int) -> None:

@@ -97,6 +97,11 @@ def health_of(
         reasons.insert(0, f"engine {lifecycle.phase.value}: {lifecycle.reason}")
     spared = [f"{plan.description.name}: {plan.failure}" for plan in failed if plan.stay == "on_demand"]
     degraded = [f"{plan.description.name} is {plan.degraded}" for plan in plans if plan.degraded and not plan.failure]
+    degraded += [
+        f"{plan.description.name} is not loaded by its kernel plan: {plan.graph_refused}"
+        for plan in plans
+        if plan.graph_refused and not plan.failure
+    ]
     if engine.recent_losses >= MANY_LOSSES and lifecycle.accident is not None:
         minutes = round(RECENT_S / 60)
         degraded.append(

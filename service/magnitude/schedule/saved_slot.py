@@ -1,10 +1,10 @@
 """A conversation's KV in a file: what is known of it, and how the file is laid out.
 
 The file is sequential: a prelude of fixed size, `_Known` as msgpack, the token ids (32 bit, little-endian), the
-checksum of all that; then for each layer K and V, for each KV head, the positions `[0, n)` as they stand in memory;
-then the checksum of everything before it. The first checksum lets a start look at many files without reading
-gigabytes, the second one is checked before a restored slot is trusted. Nothing in the file depends on the slot it
-came from.
+checksum of all that; then for each layer K and V (and their scales, where they have such), for each KV head, the
+positions `[0, n)` as they stand in memory; then the checksum of everything before it. The first checksum lets a start
+look at many files without reading gigabytes, the second one is checked before a restored slot is trusted. Nothing in
+the file depends on the slot it came from.
 
 The checksum is SHA-256: the CPUs of the boards in question (Cortex-A76 and A55, x86 with SHA extensions) compute it
 in hardware, so that it is faster than BLAKE2b, which has no such help (measured together on x86_64: 606 against
@@ -25,7 +25,6 @@ import msgspec
 
 from magnitude.engine.kv_layout import KvLayout
 from magnitude.errors import MagnitudeError
-from magnitude.models.description import KV_ITEM_BYTES
 from magnitude.schedule.scope import Scope
 
 MAGIC = b"MAGSAVED"
@@ -92,11 +91,6 @@ def saved_id_of(name: str) -> str | None:
     """The id in a file's name, or None for a name that is not one of ours."""
     found = _NAME.fullmatch(name)
     return found[1] if found else None
-
-
-def token_bytes(layout: KvLayout) -> int:
-    """Bytes of one position over all layers and heads."""
-    return 2 * layout.layers * layout.kv_heads * layout.head_dim * KV_ITEM_BYTES[layout.kv_type]
 
 
 def head_bytes(saved: SavedSlot, layout_token_bytes: int) -> bytes:
@@ -178,11 +172,9 @@ def read_head(file: Any, name: str, size_bytes: int) -> Head:
 
 def slot_pieces(memory: memoryview, layout: KvLayout, slot: int, tokens: int) -> Iterator[memoryview]:
     """The positions `[0, tokens)` of a slot, head by head, in the order of the file. Views of `memory`, no copies."""
-    row_bytes = layout.head_dim * KV_ITEM_BYTES[layout.kv_type]
-    stride_bytes = layout.slot_bytes // layout.kv_heads  # with the positions that a slot has beyond `max_len`
     for layer in range(layout.layers):
-        for value in (False, True):
-            start = layout.tensor_offset(layer, value, slot)
+        for part in layout.parts:
+            start = layout.tensor_offset(layer, part.name, slot)
             for head in range(layout.kv_heads):
-                at = start + head * stride_bytes
-                yield memory[at : at + tokens * row_bytes]
+                at = start + head * layout.padded_len * part.row_bytes
+                yield memory[at : at + tokens * part.row_bytes]

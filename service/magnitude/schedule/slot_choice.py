@@ -21,6 +21,7 @@ import msgspec
 from magnitude.engine.protocol import SlotContents
 from magnitude.engine.slot_header import HASH_OF_NOTHING
 from magnitude.schedule.prefix_tree import Ids, as_ids
+from magnitude.schedule.slot_terms import PagedTensor
 
 State = Literal["free", "running", "idle", "cleaning"]
 
@@ -105,17 +106,15 @@ class Slot:
 
 
 class Account(msgspec.Struct, frozen=True, kw_only=True):
-    """The KV memory of one model. Memory comes in pages: it is counted in whole steps of `granule_tokens`, up to
-    the slot's end."""
+    """The KV memory of one model, which comes in pages: each of its `tensors` is counted in whole steps, up to the
+    slot's end."""
 
     budget_bytes: int
-    bytes_per_token: int
+    tensors: tuple[PagedTensor, ...]
     max_len: int
-    granule_tokens: int = 1
 
     def bytes_of(self, tokens: int) -> int:
-        whole = -(-tokens // self.granule_tokens) * self.granule_tokens
-        return min(whole, self.max_len) * self.bytes_per_token
+        return sum(tensor.bytes_of(tokens, self.max_len) for tensor in self.tensors)
 
 
 class Source(NamedTuple):

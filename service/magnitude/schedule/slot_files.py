@@ -46,7 +46,6 @@ from magnitude.schedule.saved_slot import (
     read_head,
     saved_id_of,
     slot_pieces,
-    token_bytes,
 )
 from magnitude.schedule.scope import Scope
 
@@ -166,8 +165,8 @@ class SlotFiles:
             boot_id=self._boot_id,
             serial=serial,
         )
-        head = head_bytes(saved, token_bytes(kv.layout))
-        saved = msgspec.structs.replace(saved, size_bytes=len(head) + tokens * token_bytes(kv.layout) + DIGEST_BYTES)
+        head = head_bytes(saved, kv.layout.token_bytes)
+        saved = msgspec.structs.replace(saved, size_bytes=len(head) + tokens * kv.layout.token_bytes + DIGEST_BYTES)
         with self._lock:
             self._writing[saved.saved_id] = scope
         try:
@@ -387,7 +386,7 @@ def _read_into(folder: int, saved: SavedSlot, kv: KvMemory, slot: int) -> None:
         head: Head = read_head(file, name, os.fstat(file.fileno()).st_size)
         if head.saved != saved:
             raise SavedSlotRefused(f"{name} is not the conversation that is on record under this name")
-        if head.token_bytes != token_bytes(layout):
+        if head.token_bytes != layout.token_bytes:
             raise SavedSlotRefused(f"{name} is broken: its size does not fit its KV layout")
         digest = hashlib.sha256(head.raw)
         at = len(head.raw)

@@ -43,6 +43,7 @@ from magnitude.schedule.slot_terms import (
     Known,
     KvFigures,
     Miss,
+    PagedTensor,
     Placement,
     SlotRecord,
     Wanted,
@@ -56,7 +57,7 @@ MIN_REUSE_TOKENS = 16
 class SlotTable:
     """The slots of one model. Not thread-safe.
 
-    `granule_tokens` are the positions of one head that share a page of memory.
+    `tensors` say what a position takes.
 
     After every call that ends, frees or evicts something, `take_cleanups()` says which slots' memory to give back.
     A request that was not placed is to be tried again after `finished`, `cleaned` or `save_done`. `take_changes()`
@@ -68,17 +69,14 @@ class SlotTable:
         *,
         slots: int,
         max_len: int,
-        bytes_per_token: int,
+        tensors: tuple[PagedTensor, ...],
         budget_bytes: int,
         share_prefixes: bool,
         min_reuse_tokens: int = MIN_REUSE_TOKENS,
-        granule_tokens: int = 1,
     ) -> None:
         self._slots = [Slot(index) for index in range(slots)]
         self._max_len = max_len
-        self._account = Account(
-            budget_bytes=budget_bytes, bytes_per_token=bytes_per_token, max_len=max_len, granule_tokens=granule_tokens
-        )
+        self._account = Account(budget_bytes=budget_bytes, tensors=tensors, max_len=max_len)
         self._index = SlotIndex(self._slots, share=share_prefixes)
         self._min_reuse = max(1, min_reuse_tokens)
         self._running: dict[int, Slot] = {}

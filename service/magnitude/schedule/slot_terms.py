@@ -13,6 +13,18 @@ from magnitude.schedule.scope import Scope
 MissReason = Literal["cold", "differs", "evicted", "other_model", "other_adapter", "other_key", "other_layout", "off"]
 
 
+class PagedTensor(msgspec.Struct, frozen=True, kw_only=True):
+    """Memory of a slot that grows by `bytes_per_token`, in steps of `page_tokens`: those that share pages."""
+
+    bytes_per_token: int
+    page_tokens: int = 1
+
+    def bytes_of(self, tokens: int, max_len: int) -> int:
+        """What `tokens` positions take in a slot of `max_len`."""
+        whole = -(-tokens // self.page_tokens) * self.page_tokens
+        return min(whole, max_len) * self.bytes_per_token
+
+
 class Wanted(msgspec.Struct, frozen=True):
     """A generation that wants a slot. `keep` False: nothing of it stays or serves others. `reuse` False: computed
     from its first token."""

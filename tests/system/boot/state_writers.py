@@ -87,7 +87,7 @@ class Slot:
         self._map = mmap.mmap(self.kv.fd, LAYOUT.total_bytes)
 
     def fill(self, generation: int) -> None:
-        begin = LAYOUT.tensor_offset(0, False, 0)
+        begin = LAYOUT.tensor_offset(0, "key", 0)
         self._map[begin:] = random.Random(generation).randbytes(LAYOUT.total_bytes - begin)
         SlotState(self._map, LAYOUT.header_offset(0), SCOPE.model_hash, LAYOUT.layout_id).begin(ids_of(generation))
 
