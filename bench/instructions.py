@@ -15,7 +15,19 @@ from bench.contender import PROJECT
 from bench.emulated.guest import PIECE
 from magnitude.models.catalogue import open_folder
 
-POSITIONS = (32, 480, 2000)
+
+class Step(msgspec.Struct, frozen=True):
+    """One decode step of `rows` rows at position `past`."""
+
+    rows: int
+    past: int
+
+    @property
+    def name(self) -> str:
+        return f"{self.rows} row{'s' if self.rows > 1 else ''} at {self.past:,}"
+
+
+STEPS = (Step(1, 32), Step(1, 480), Step(1, 2000), Step(4, 480))
 
 
 class Processor(msgspec.Struct, frozen=True, kw_only=True):
@@ -70,9 +82,10 @@ def between(first: Counts, last: Counts, tokens: int) -> Counts:
     return msgspec.convert([round((b - a) / tokens) for a, b in zip(begin, end, strict=True)], Counts)
 
 
-def by_run(marks: dict[int, Counts], positions: Sequence[int]) -> dict[str, Counts]:
-    """Of a guest that stepped at `positions`. Raises `KeyError` for one that did not come to its end."""
-    runs = {f"1 row at {position:,}": 1 for position in positions} | {f"prompt, {PIECE} at once": PIECE}
+def by_run(marks: dict[int, Counts], steps: Sequence[Step]) -> dict[str, Counts]:
+    """Of a guest that did `steps`, and a piece of a prompt after them. Raises `KeyError` for one that did not come to
+    its end."""
+    runs = {step.name: step.rows for step in steps} | {f"prompt, {PIECE} at once": PIECE}
     return {
         run: between(marks[2 * number], marks[2 * number + 1], tokens)
         for number, (run, tokens) in enumerate(runs.items())
@@ -90,7 +103,7 @@ def measure_instructions(
     folder: Path,
     arm: Path,
     processors: Sequence[Processor] = PROCESSORS,
-    positions: Sequence[int] = POSITIONS,
+    steps: Sequence[Step] = STEPS,
     *,
     progress: Callable[[str], None],
 ) -> list[TokenCounts]:
@@ -102,7 +115,7 @@ def measure_instructions(
         (arm / "root/proc/cpuinfo").write_text(cpu_description(processor.part))
         for graph in (*model.kernel_graphs, model.graph_file):
             progress(f"{processor.name}: {graph}")
-            facts, marks = _emulate(folder, arm, processor.cpu, graph, positions)
+            facts, marks = _emulate(folder, arm, processor.cpu, graph, steps)
             found += [
                 TokenCounts(
                     processor=processor.name,
@@ -111,20 +124,26 @@ def measure_instructions(
                     instruction_set=facts.get("instruction set", ""),
                     counts=counts,
                 )
-                for run, counts in by_run(marks, positions).items()
+                for run, counts in by_run(marks, steps).items()
             ]
     return found
 
 
 def _emulate(
-    folder: Path, arm: Path, cpu: str, graph: str, positions: Sequence[int]
+    folder: Path, arm: Path, cpu: str, graph: str, steps: Sequence[Step]
 ) -> tuple[dict[str, str], dict[int, Counts]]:
     guest = PROJECT / "bench/emulated/guest.py"
     with tempfile.TemporaryDirectory() as scratch:
         counted = Path(scratch) / "counts"
         emulator = [str(arm / "qemu/usr/bin/qemu-aarch64"), "-cpu", cpu, "-L", str(arm / "root")]
         plugin = ["-plugin", f"{arm / 'count.so'},out={counted}"]
-        program = [str(arm / "root/usr/bin/python3.11"), str(guest), str(folder), graph, *map(str, positions)]
+        program = [
+            str(arm / "root/usr/bin/python3.11"),
+            str(guest),
+            str(folder),
+            graph,
+            *(f"{step.rows}@{step.past}" for step in steps),
+        ]
         done = subprocess.run(
             [*emulator, *plugin, *program],
             env={

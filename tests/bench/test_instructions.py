@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from bench.emulated.guest import PIECE, mark
-from bench.instructions import Counts, between, by_run, cpu_description, parse_counts
+from bench.instructions import Counts, Step, between, by_run, cpu_description, parse_counts
 
 
 def test_a_token_has_its_share_of_what_lies_between_two_marks() -> None:
@@ -16,10 +16,10 @@ def test_a_token_has_its_share_of_what_lies_between_two_marks() -> None:
 def test_marks_are_told_apart_by_position_and_the_prompt_s_are_the_last() -> None:
     lines = ["0 10 0 0 0 0", "1 17 1 2 3 4", "2 20 1 2 3 4", "3 29 1 2 3 4", "4 30 1 2 3 4"]
     lines.append(f"5 {30 + 6 * PIECE} 1 2 3 4")
-    runs = by_run(parse_counts("\n".join(lines) + "\n"), [32, 2000])
+    runs = by_run(parse_counts("\n".join(lines) + "\n"), [Step(1, 32), Step(3, 2000)])
     assert {run: counts.all for run, counts in runs.items()} == {
         "1 row at 32": 7,
-        "1 row at 2,000": 9,
+        "3 rows at 2,000": 3,
         f"prompt, {PIECE} at once": 6,
     }
     assert runs["1 row at 32"] == Counts(7, 1, 2, 3, 4)
@@ -27,7 +27,7 @@ def test_marks_are_told_apart_by_position_and_the_prompt_s_are_the_last() -> Non
 
 def test_counts_of_a_guest_that_ended_early_are_refused() -> None:
     with pytest.raises(KeyError):
-        by_run(parse_counts("0 1 0 0 0 0\n"), [32])
+        by_run(parse_counts("0 1 0 0 0 0\n"), [Step(1, 32)])
 
 
 def test_the_processor_is_described_once_for_each_of_its_cpus() -> None:
