@@ -35,7 +35,7 @@ def kernels(
     from bench.kernel_plot import plot_roofline
     from bench.kernel_report import print_figures, print_switch
     from bench.kernel_switch import measure_switch
-    from bench.kernels import RUNS, contenders, measure_kernels
+    from bench.kernels import RUNS, contenders, measure_kernels, with_plan_over_bytes
     from magnitude.models.catalogue import open_folder
 
     machine = read_machine()
@@ -45,6 +45,7 @@ def kernels(
     if not described.kernel_graphs:
         console.print(f"[red]{described.name} has no kernel plan.[/red] Import it where there are kernels.")
         raise typer.Exit(1)
+    folder = with_plan_over_bytes(folder, home() / "cache/bench" / folder.name)
     peers = [] if without_peers else peer_files(gguf or home() / GGUF)
     plans = contenders(folder, peers, str(Path(os.environ["MAGNITUDE_PEERS"]) / "bin/python"))
     with console.status("") as status:

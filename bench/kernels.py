@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 import sys
 import tempfile
 from collections.abc import Callable, Sequence
@@ -16,7 +17,9 @@ from bench.contender import ContenderPlan, Worker
 from bench.memory import MemoryUse, read_memory
 from bench.spread import Spread, paired_ratio
 from magnitude.models.catalogue import open_folder
+from magnitude.models.description import KERNEL_KV8_GRAPH_FILE
 from magnitude.models.golden import agreement, merged
+from magnitude.models.graphs.kernel_plan import write_kernel_plan
 from magnitude.models.importing.golden_texts import golden_ids
 
 SERVING = "serving graph"
@@ -90,7 +93,7 @@ def contenders(folder: Path, peers: Sequence[tuple[str, Path]], peers_python: st
     """The graphs of the model in `folder`, the kernel plans first, and llama.cpp on each of `peers` (label, GGUF)
     with flash attention and without."""
     model = open_folder(folder)
-    graphs = [*model.kernel_graphs, model.graph_file]
+    graphs = [*model.kernel_graphs, KERNEL_KV8_GRAPH_FILE, model.graph_file]
     plans = [
         ContenderPlan(
             name=SERVING if graph == model.graph_file else graph,
@@ -100,6 +103,7 @@ def contenders(folder: Path, peers: Sequence[tuple[str, Path]], peers_python: st
             arguments=(str(ROWS), graph),
         )
         for graph in graphs
+        if (folder / graph).is_file()
     ]
     for label, file in peers:
         plans += [
@@ -113,6 +117,23 @@ def contenders(folder: Path, peers: Sequence[tuple[str, Path]], peers_python: st
             for flash in ("off", "on")
         ]
     return plans
+
+
+def with_plan_over_bytes(folder: Path, into: Path) -> Path:
+    """The model in `folder` once more in `into`, with the plan over a cache of bytes beside its other graphs, where
+    it allows one. Weights are linked where both folders are on one file system."""
+    into.mkdir(parents=True, exist_ok=True)
+    for file in folder.iterdir():
+        target = into / file.name
+        target.unlink(missing_ok=True)
+        try:
+            target.hardlink_to(file)
+        except OSError:
+            shutil.copyfile(file, target)
+    target = into / KERNEL_KV8_GRAPH_FILE
+    target.unlink(missing_ok=True)
+    write_kernel_plan(into / open_folder(into).graph_file, target, over_bytes=True)
+    return into
 
 
 def measure_kernels(

@@ -23,6 +23,7 @@ from magnitude.engine.session_spec import SessionSpec
 from magnitude.engine.sessions import kernels_for, open_session, prepare_runtime
 from magnitude.kernels.library import KernelLibrary
 from magnitude.models.catalogue import open_folder
+from magnitude.models.description import KERNEL_KV8_GRAPH_FILE
 
 # Of a prompt in one run, as the service has it unless it is configured otherwise.
 PIECE = 128
@@ -46,6 +47,10 @@ class BareGraph:
         model = open_folder(Path(source))
         if model.decoder is None:
             raise ValueError(f"{source} is no decoder")
+        if self._graph_file == KERNEL_KV8_GRAPH_FILE:
+            shape = msgspec.structs.replace(model.decoder, kv_type="int8_per_token")
+            model = msgspec.structs.replace(model, decoder=shape)
+        assert model.decoder is not None
         layout = KvLayout.of(model.decoder, slots=self._max_batch, max_len=context)
         fd = os.memfd_create("bare-graph")
         os.ftruncate(fd, layout.total_bytes)
@@ -73,7 +78,9 @@ class BareGraph:
             if part.dtype == "int8":
                 block[:] = rng.integers(-127, 128, block.shape, np.int8)
             else:
-                block[:] = rng.standard_normal(block.shape, np.float32)
+                # Scales of bytes are positive, and of a size that gives numbers as usual as the others.
+                numbers = rng.standard_normal(block.shape, np.float32)
+                block[:] = np.abs(numbers) / 127 if part.name.endswith("_scale") else numbers
 
     def generate(self, ids: list[int], steps: int) -> Times:
         return self.batch([ids], steps)

@@ -13,7 +13,7 @@ from bench.bandwidth import read_bandwidth
 from bench.kernel_plot import kv_rate, plot_roofline, weights_rate
 from bench.kernel_report import print_figures, print_switch
 from bench.kernel_switch import switch_cost
-from bench.kernels import SERVING, Run, contenders, measure_kernels, step_of
+from bench.kernels import SERVING, Run, contenders, measure_kernels, step_of, with_plan_over_bytes
 from bench.synthetic_gguf import Shape, write_synthetic
 from magnitude.kernels.library import KernelLibrary
 from magnitude.kernels.locate import VARIABLE
@@ -85,9 +85,11 @@ def test_a_model_s_graphs_are_run_in_turns_and_told(
     monkeypatch.setattr("bench.kernel_switch.IDLE_S", 0.01)
     source = write_synthetic(tmp_path / "synthetic.gguf", TINY)
     import_model(source, name="tiny", models_folder=tmp_path / "models")
-    folder = tmp_path / "models/tiny"
+    assert [plan.name for plan in contenders(tmp_path / "models/tiny", [], "python")] == ["kernels.onnx", SERVING]
+    folder = with_plan_over_bytes(tmp_path / "models/tiny", tmp_path / "bench/tiny")
+    assert with_plan_over_bytes(tmp_path / "models/tiny", folder) == folder
     plans = contenders(folder, [], "python")
-    assert [plan.name for plan in plans] == ["kernels.onnx", SERVING]
+    assert [plan.name for plan in plans] == ["kernels.onnx", "kernels-kv8.onnx", SERVING]
     runs = (Run(rows=1, past=8), Run(rows=4, past=8), Run(rows=0, past=0))
     figures = measure_kernels(folder, plans, 1e9, threads=1, rounds=2, runs=runs, progress=lambda what: None)
     assert {(rate.run, rate.contender) for rate in figures.rates} == {

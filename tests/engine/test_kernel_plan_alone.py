@@ -1,4 +1,4 @@
-"""The embedded model loaded by its kernel plan alone: one text, whatever happens while it is computed."""
+"""The embedded model loaded by its kernel plan alone, over either cache: one text, whatever happens meanwhile."""
 
 from __future__ import annotations
 
@@ -14,7 +14,12 @@ from tokenizers import Tokenizer
 from magnitude.engine.protocol import SamplerSettings, Tokens
 from magnitude.kernels.library import KernelLibrary
 from magnitude.models.catalogue import scan
-from magnitude.models.description import KERNEL_GRAPH_FILE, ModelDescription
+from magnitude.models.description import (
+    KERNEL_GRAPH_FILE,
+    KERNEL_GRAPH_FILES,
+    KERNEL_KV8_GRAPH_FILE,
+    ModelDescription,
+)
 from magnitude.models.golden import check, read_golden
 from magnitude.models.graphs.kernel_plan import write_kernel_plan
 from magnitude.models.importing.graph_runner import DecoderRunner
@@ -30,8 +35,10 @@ SAMPLED = {
 }
 
 
-@pytest.fixture(scope="module")
-def written(magnitude_home: Path, tmp_path_factory: pytest.TempPathFactory) -> ModelDescription:
+@pytest.fixture(scope="module", params=["float32", "int8_per_token"])
+def written(
+    request: pytest.FixtureRequest, magnitude_home: Path, tmp_path_factory: pytest.TempPathFactory
+) -> ModelDescription:
     """The embedded model with a kernel plan for its own graph, whatever the import here wrote."""
     (found,) = [
         entry
@@ -41,10 +48,14 @@ def written(magnitude_home: Path, tmp_path_factory: pytest.TempPathFactory) -> M
     folder = tmp_path_factory.mktemp("alone") / found.name
     folder.mkdir()
     for file in Path(found.folder).iterdir():
-        if file.is_file() and file.name != KERNEL_GRAPH_FILE:
+        if file.is_file() and file.name not in KERNEL_GRAPH_FILES:
             (folder / file.name).write_bytes(file.read_bytes())
-    assert write_kernel_plan(folder / found.graph_file, folder / KERNEL_GRAPH_FILE)
-    return msgspec.structs.replace(found, folder=str(folder), graph_file=KERNEL_GRAPH_FILE)
+    over_bytes = request.param == "int8_per_token"
+    plan = KERNEL_KV8_GRAPH_FILE if over_bytes else KERNEL_GRAPH_FILE
+    assert write_kernel_plan(folder / found.graph_file, folder / plan, over_bytes=over_bytes)
+    assert found.decoder is not None
+    shape = msgspec.structs.replace(found.decoder, kv_type=request.param)
+    return msgspec.structs.replace(found, folder=str(folder), graph_file=plan, decoder=shape)
 
 
 @pytest.fixture
@@ -82,7 +93,7 @@ def undisturbed(
 def test_the_plan_passes_the_golden_set_of_the_serving_graph(model: ModelDescription) -> None:
     golden = read_golden(Path(model.folder), model.model_hash)
     assert golden is not None and golden.prompts and model.decoder is not None
-    runner = DecoderRunner(Path(model.folder) / KERNEL_GRAPH_FILE, model.decoder)
+    runner = DecoderRunner(Path(model.folder) / model.graph_file, model.decoder)
     assert check(lambda ids: runner.logits(ids)[-1], golden).passed
 
 
@@ -91,9 +102,7 @@ def test_the_text_does_not_depend_on_pieces_threads_and_neighbours(
 ) -> None:
     with EngineDriver(options=packed) as engine:
         engine.load(model, new_kv(model, max_len=256, slots=3), threads=1)
-        # Pieces of one token are another matter: over a float cache ONNX Runtime's attention, which the plan has as
-        # well, computes a lone position in another way than several.
-        for chunk in (7, 64):
+        for chunk in (1, 7, 64):
             assert engine.generate(prompt, prefill_chunk=chunk, **SAMPLED)[0] == undisturbed
         started = [engine.start(prompt[skip:], slot=skip, **SAMPLED) for skip in (2, 1, 0)]
         texts: dict[int, list[int]] = {request_id: [] for request_id in started}

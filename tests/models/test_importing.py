@@ -93,7 +93,7 @@ def test_an_int8_kv_cache_is_calibrated_and_compared(golden: Path, tmp_path: Pat
     manifest = read_manifest(models / "tiny")
     assert manifest.quantisation is not None
     assert "tokens" in manifest.quantisation.kv_scales
-    assert manifest.verification[-1].graph == "INT8 KV cache"
+    assert "INT8 KV cache" in [found.graph for found in manifest.verification]
 
 
 def test_without_memory_for_a_float_reference_float_activations_are_the_reference(

@@ -6,6 +6,7 @@ import json
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import numpy as np
 import onnx
 import onnxruntime
@@ -16,7 +17,12 @@ from tiny_gguf import VOCAB, write
 from tiny_sources import decoder_folder
 
 from magnitude.kernels.library import KernelLibrary
-from magnitude.models.description import KERNEL_GRAPH_FILE, KERNEL_PRODUCTS, DecoderShape
+from magnitude.models.description import (
+    KERNEL_GRAPH_FILE,
+    KERNEL_KV8_GRAPH_FILE,
+    KERNEL_PRODUCTS,
+    DecoderShape,
+)
 from magnitude.models.golden import agreement, merged
 from magnitude.models.graphs.build import build_graph
 from magnitude.models.graphs.decoder_graph import KvScales
@@ -212,6 +218,24 @@ def test_a_cache_goes_on_from_one_graph_to_the_other(kernels_here: KernelLibrary
             assert np.abs(present[name] - array).max() < 0.05 * np.abs(array).max(), name
         found.append(agreement(right[0], logits[0]))
     assert merged(found).kl_nats < 0.003
+
+
+@pytest.mark.parametrize("kind", [Kind.Q4_0, Kind.Q4_1])
+def test_over_bytes_it_computes_nearly_the_same(kernels_here: KernelLibrary, tmp_path: Path, kind: Kind) -> None:
+    shape = build(tmp_path, kind)
+    over_bytes = tmp_path / KERNEL_KV8_GRAPH_FILE
+    assert write_kernel_plan(tmp_path / SERVING_GRAPH_FILE, over_bytes, over_bytes=True)
+    own = DecoderRunner(plan_of(tmp_path), shape)
+    other = DecoderRunner(over_bytes, msgspec.structs.replace(shape, kv_type="int8_per_token"))
+    found = merged([agreement(own.logits(ids), other.logits(ids)) for ids in TEXTS])
+    assert 0 < found.kl_nats < 0.003
+
+
+def test_there_is_no_plan_over_bytes_beside_fixed_scales(tmp_path: Path) -> None:
+    build(tmp_path, Kind.Q4_0, kv_type="int8", kv_scales=(KvScales(key=(0.1,), value=(0.1,)),))
+    target = tmp_path / KERNEL_KV8_GRAPH_FILE
+    assert not write_kernel_plan(tmp_path / SERVING_GRAPH_FILE, target, over_bytes=True)
+    assert not target.exists()
 
 
 def test_a_cache_in_bytes_with_fixed_scales_stays_with_onnx_runtime(tmp_path: Path) -> None:

@@ -26,8 +26,8 @@ CHAT = ModelDescription(
 
 
 @pytest.mark.parametrize("no_kernels", ["", "there are none"])
-def test_by_itself_a_model_is_loaded_with_its_serving_graph_and_every_other_may_be_tried(no_kernels: str) -> None:
-    assert own_graph(CHAT, "auto", no_kernels) == OwnGraph(CHAT)
+def test_where_it_is_measured_every_other_graph_may_be_tried_beside_the_serving_graph(no_kernels: str) -> None:
+    assert own_graph(CHAT, "measured", no_kernels) == OwnGraph(CHAT)
 
 
 def test_with_the_serving_graph_alone_no_kernel_plan_is_tried() -> None:

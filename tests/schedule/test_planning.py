@@ -147,7 +147,7 @@ def test_a_model_that_is_to_be_loaded_by_its_kernel_plan_and_has_none_says_so(
 def test_a_model_is_planned_with_the_graph_that_is_asked_for(tmp_path: Path) -> None:
     chat = msgspec.structs.replace(model("chat", 1, tmp_path), kernel_graphs=(KERNEL_GRAPH_FILE,))
     selection = Selection(at_start=(chat,), pinned=frozenset(["chat"]))
-    for wish, graph_file in (("auto", "model.onnx"), ("serving", "model.onnx"), ("kernels", KERNEL_GRAPH_FILE)):
+    for wish, graph_file in (("measured", "model.onnx"), ("serving", "model.onnx"), ("kernels", KERNEL_GRAPH_FILE)):
         settings = Settings(engine=EngineSettings(graph=wish))
         plans, _ = plan_models(settings, selection, BoardFacts(usable_threads=2), 4000 * MB)
         assert plans[0].graph_file == plans[0].scope("", "").plan == graph_file

@@ -47,13 +47,14 @@ class EngineSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
         str | None, Meta(description="Name of a small model with the same tokenizer that drafts ahead.")
     ] = None
     graph: Annotated[
-        Literal["auto", "serving", "kernels"],
+        Literal["serving", "measured", "kernels"],
         Meta(
-            description="Which graph a decoder is loaded with. auto: the serving graph, and the strategy loop may "
-            "try the kernel plan beside it; serving: that graph alone; kernels: the kernel plan alone, so that "
-            "weights are in memory once, and the serving graph where there are no kernels or the plan is not right."
+            description="Which graph a decoder is loaded with. serving: ONNX Runtime's own operators; kernels: the "
+            "kernel plan, faster and with the weights in memory once, and the serving graph where there are no "
+            "kernels or the plan is not right; measured: the serving graph, and the strategy loop may change to the "
+            "kernel plan beside it, even within an answer."
         ),
-    ] = "auto"
+    ] = "serving"
     self_optimize: Annotated[
         bool,
         Meta(

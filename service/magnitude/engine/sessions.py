@@ -10,7 +10,7 @@ import onnxruntime
 from magnitude.engine.load_errors import check_graph_file, explain
 from magnitude.engine.protocol import TensorInfo
 from magnitude.kernels.library import KernelLibrary, kernels
-from magnitude.models.description import KERNEL_GRAPH_FILE
+from magnitude.models.description import KERNEL_GRAPH_FILES
 
 PROVIDERS = ("CPUExecutionProvider",)
 # Severities are 0 verbose, 1 info, 2 warning, 3 error, 4 fatal. Errors reach us as exceptions as well, and in the
@@ -43,7 +43,7 @@ def prepare_runtime() -> None:
 def kernels_for(graph_file: str | Path) -> KernelLibrary | None:
     """What computes the operators of a kernel plan; None for every other graph. Raises `EngineError`
     `kernels_unusable` where a kernel plan cannot be computed."""
-    return kernels.library() if Path(graph_file).name == KERNEL_GRAPH_FILE else None
+    return kernels.library() if Path(graph_file).name in KERNEL_GRAPH_FILES else None
 
 
 def session_options(

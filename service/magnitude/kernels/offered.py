@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from magnitude.kernels.library import Kernels, kernels
-from magnitude.models.description import KERNEL_GRAPH_FILE, ModelDescription
+from magnitude.models.description import KERNEL_GRAPH_FILES, ModelDescription
 
 
 def offered_graphs(model: ModelDescription, here: Kernels = kernels) -> tuple[str, ...]:
@@ -16,6 +16,6 @@ def offered_graphs(model: ModelDescription, here: Kernels = kernels) -> tuple[st
 def computed_by(graph_file: str, here: Kernels = kernels) -> tuple[str, ...]:
     """What the results of a graph depend on beside ONNX Runtime and the processor: the build of the kernels, for a
     kernel plan where there are such."""
-    if graph_file != KERNEL_GRAPH_FILE or here.why_not():
+    if graph_file not in KERNEL_GRAPH_FILES or here.why_not():
         return ()
     return (f"kernels {here.library().sha256}",)

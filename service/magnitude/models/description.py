@@ -25,9 +25,11 @@ LOGIT_ROWS = "logit_rows"
 # The weights of all graphs of a model that we imported.
 WEIGHTS_FILE = "model.onnx.data"
 
-# A decoder's graph for our own kernels: its file, the domain of its operators, and the key in its metadata under
-# which stands where the weights of its products lie.
+# A decoder's graphs for our own kernels, the second one over a KV cache of bytes: their files, the domain of their
+# operators, and the key in their metadata under which stands where the weights of their products lie.
 KERNEL_GRAPH_FILE = "kernels.onnx"
+KERNEL_KV8_GRAPH_FILE = "kernels-kv8.onnx"
+KERNEL_GRAPH_FILES = (KERNEL_GRAPH_FILE, KERNEL_KV8_GRAPH_FILE)
 KERNEL_DOMAIN = "ai.magnitude"
 KERNEL_PRODUCTS = "kernel_products"
 

@@ -8,7 +8,7 @@ import msgspec
 
 from magnitude.models.description import ModelDescription
 
-GraphWish = Literal["auto", "serving", "kernels"]
+GraphWish = Literal["serving", "measured", "kernels"]
 
 
 class OwnGraph(msgspec.Struct, frozen=True):
@@ -23,10 +23,11 @@ def own_graph(model: ModelDescription, wish: GraphWish, no_kernels: str) -> OwnG
     there are.
 
     By its kernel plan alone a decoder has no session of its serving graph beside it, which would hold the weights a
-    second time; other graphs are then none for further sessions either. Models without such plans, as encoders are,
-    keep what they have.
+    second time; other graphs are then none for further sessions either. "measured" leaves the kernel plan to the
+    strategy loop, which changes graphs in the middle of answers: the two round differently, and where two tokens are
+    nearly as good an answer may come out otherwise. Models without such plans, as encoders are, keep what they have.
     """
-    if model.decoder is None or wish == "auto":
+    if model.decoder is None or wish == "measured":
         return OwnGraph(model)
     if wish == "serving":
         return OwnGraph(msgspec.structs.replace(model, kernel_graphs=()))

@@ -30,6 +30,7 @@ from onnx import TensorProto, helper, numpy_helper
 from magnitude.models.description import KERNEL_DOMAIN, KERNEL_GRAPH_FILE, KERNEL_PRODUCTS
 from magnitude.models.graphs.blocks import BLOCK
 from magnitude.models.graphs.graph import read_model, write_model
+from magnitude.models.graphs.kernel_bytes import ATTENTION, keep_in_bytes
 from magnitude.models.graphs.kernel_fusion import BIAS, PRODUCT, fuse_products, give_input
 from magnitude.models.graphs.lora import SHRUNK_CHANNELS
 
@@ -45,12 +46,13 @@ _OTHER_PRODUCTS = ("MatMul", "MatMulNBits", "FusedMatMul", "Gemm")
 _GQA_INPUTS = 9
 
 
-def write_kernel_plan(serving: Path, target: Path) -> bool:
-    """Write the kernel plan of the graph `serving` to `target` beside it. False, with nothing written, where it
-    has products that are none for the kernels: float weights, blocks of another size, 8 bits with minima."""
+def write_kernel_plan(serving: Path, target: Path, *, over_bytes: bool = False) -> bool:
+    """Write the kernel plan of the graph `serving` to `target` beside it; `over_bytes`: with a KV cache of the type
+    `int8_per_token` in the place of float32. False, with nothing written, where it has products that are none for the
+    kernels (float weights, blocks of another size, 8 bits with minima), or no cache of float32."""
     model = read_model(serving)
     made = _Rewriter(model)
-    if not made.rewrite():
+    if not made.rewrite() or (over_bytes and not keep_in_bytes(model.graph)):
         return False
     write_model(model, target)
     return True
@@ -184,7 +186,7 @@ class _Rewriter:
             attributes["scale"] = sizes["scale"]
         inputs = [query, key, value, "rows.slots", "rows.positions", past_key, past_value, cosines, sines]
         new = helper.make_node(
-            "Attention", inputs, list(node.output), name=node.output[0], domain=KERNEL_DOMAIN, **attributes
+            ATTENTION, inputs, list(node.output), name=node.output[0], domain=KERNEL_DOMAIN, **attributes
         )
         self._instead[node.output[0]] = [new]
 

@@ -15,9 +15,7 @@ from numpy.typing import NDArray
 
 from magnitude.errors import ImportFailed
 from magnitude.kernels.library import kernels
-from magnitude.models.description import KERNEL_GRAPH_FILE, DecoderShape, EncoderShape, KvType
-
-_KV_DTYPES: dict[KvType, type[np.generic]] = {"float32": np.float32, "float16": np.float16, "int8": np.int8}
+from magnitude.models.description import KERNEL_GRAPH_FILES, DecoderShape, EncoderShape, kv_parts
 
 
 def open_session(path: Path) -> Any:
@@ -29,7 +27,7 @@ def open_session(path: Path) -> Any:
     options = onnxruntime.SessionOptions()
     options.intra_op_num_threads = len(os.sched_getaffinity(0))
     options.add_session_config_entry("session.intra_op.allow_spinning", "0")
-    if path.name == KERNEL_GRAPH_FILE:
+    if path.name in KERNEL_GRAPH_FILES:
         options.register_custom_ops_library(str(kernels.library().path))
     try:
         return onnxruntime.InferenceSession(str(path), options, providers=["CPUExecutionProvider"])
@@ -50,10 +48,11 @@ class DecoderRunner:
         self.path = path
         self.shape = shape
         self._inputs = {node.name for node in self._session.get_inputs()}
-        dtype = _KV_DTYPES[shape.kv_type]
-        empty = np.zeros((1, shape.kv_heads, 0, shape.head_dim), dtype)
-        names = [p % layer for layer in range(shape.layers) for p in (shape.past_key, shape.past_value)]
-        self._past = dict.fromkeys(names, empty)
+        self._past = {
+            shape.kv_names(part.name)[0] % layer: np.zeros((1, shape.kv_heads, 0, *part.tail), part.dtype)
+            for part in kv_parts(shape.kv_type, shape.head_dim)
+            for layer in range(shape.layers)
+        }
 
     def _feed(self, ids: list[int]) -> dict[str, NDArray[Any]]:
         feed: dict[str, NDArray[Any]] = {self.shape.input_ids: np.asarray([ids], np.int64), **self._past}

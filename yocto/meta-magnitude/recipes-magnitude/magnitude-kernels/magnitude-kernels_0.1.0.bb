@@ -10,7 +10,7 @@ DEPENDS = "onnxruntime-headers"
 # The same source as the service's, and the same revision: scripts/check-layer compares them.
 MAGNITUDE_GIT_URI ?= "git://${@os.path.realpath('${MAGNITUDE_LAYERDIR}/../..')};protocol=file"
 SRC_URI = "${MAGNITUDE_GIT_URI};nobranch=1"
-SRCREV = "25e1ac9d466cc0eeb667fb828fd6167ee087ed87"
+SRCREV = "5ed13c7d64e3e3c402321af6f4c2fa3912abe0c7"
 
 inherit cmake python3-dir
 

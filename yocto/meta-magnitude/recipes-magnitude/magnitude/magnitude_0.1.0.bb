@@ -22,7 +22,7 @@ MAGNITUDE_GIT_URI ?= "git://${@os.path.realpath('${MAGNITUDE_LAYERDIR}/../..')};
 SRC_URI = "${MAGNITUDE_GIT_URI};nobranch=1 \
     file://place-units.py \
 "
-SRCREV = "25e1ac9d466cc0eeb667fb828fd6167ee087ed87"
+SRCREV = "5ed13c7d64e3e3c402321af6f4c2fa3912abe0c7"
 
 inherit features_check python_pep517 systemd useradd
 
