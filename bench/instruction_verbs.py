@@ -34,11 +34,13 @@ def instructions(
         except EmulationFailed as error:
             console.print(f"[red]{error}[/red]", soft_wrap=True)
             raise typer.Exit(1) from error
-    table = Table("millions a token", "graph", "all", "loads, stores", "vector", "dot", "matrix", title=folder.name)
+    table = Table(
+        "millions a token", "run", "graph", "all", "loads, stores", "vector", "dot", "matrix", title=folder.name
+    )
     for row in found:
         millions = [f"{value / 1e6:.2f}" for value in (row.counts.memory, row.counts.vector)]
         millions += [f"{value / 1e6:.2f}" for value in (row.counts.dot, row.counts.matrix)]
         name = f"{row.graph} {row.instruction_set}".strip()
-        table.add_row(f"{row.processor}, {row.run}", name, f"{row.counts.all / 1e6:.1f}", *millions)
+        table.add_row(row.processor, row.run, name, f"{row.counts.all / 1e6:.1f}", *millions)
     console.print(table)
     write_json(json, instructions=found)
