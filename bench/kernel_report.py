@@ -5,8 +5,10 @@ from __future__ import annotations
 from rich.console import Console
 from rich.table import Table
 
+from bench.kernel_memory import EngineMemory
 from bench.kernel_switch import SwitchCost
 from bench.kernels import KernelFigures
+from bench.memory import MemoryUse
 from bench.spread import Spread
 
 
@@ -42,12 +44,7 @@ def print_figures(console: Console, figures: KernelFigures) -> None:
         console.print(table)
     console.print(f"weights' file: {figures.weights_file_bytes / 1e6:.1f} MB")
     for name, use in figures.memory.items():
-        console.print(
-            f"{name}: RSS {use.rss_bytes / 1e6:.0f} MB: KV {use.kv_bytes / 1e6:.0f}, "
-            f"weights mapped {use.weights_bytes / 1e6:.0f}, other files {use.files_bytes / 1e6:.0f}, "
-            f"anonymous {use.anon_bytes / 1e6:.0f}",
-            markup=False,
-        )
+        console.print(memory_line(name, use), markup=False)
 
 
 def print_switch(console: Console, cost: SwitchCost) -> None:
@@ -56,6 +53,20 @@ def print_switch(console: Console, cost: SwitchCost) -> None:
         f"between {widths} threads: the change {spread(cost.change_us)} µs, the step after it longer by "
         f"{spread(cost.next_step_us)} µs; {cost.idle_cpu_s:.3f} s of processor time in {cost.idle_s:.0f} s "
         "without a step"
+    )
+
+
+def print_engines(console: Console, engines: list[EngineMemory]) -> None:
+    for engine in engines:
+        line = memory_line(f"engine with engine.graph: {engine.graph}", engine.memory)
+        console.print(f"{line}; packed weights among the files {engine.packed_bytes / 1e6:.0f}", markup=False)
+
+
+def memory_line(name: str, use: MemoryUse) -> str:
+    return (
+        f"{name}: RSS {use.rss_bytes / 1e6:.0f} MB: KV {use.kv_bytes / 1e6:.0f}, "
+        f"weights mapped {use.weights_bytes / 1e6:.0f}, other files {use.files_bytes / 1e6:.0f}, "
+        f"anonymous {use.anon_bytes / 1e6:.0f}"
     )
 
 

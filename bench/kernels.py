@@ -65,8 +65,8 @@ class Rate(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Step(msgspec.Struct, frozen=True, kw_only=True):
-    """What one decode step of a kernel plan reads, and how long its operators take of the step. `bandwidth_share`: of
-    what the machine can read in that time."""
+    """What one decode step of a kernel plan reads, and how long its operators take of the step, as means over all
+    steps of all rounds. `bandwidth_share`: of what the machine can read in that time."""
 
     run: str
     step_ms: float
@@ -78,6 +78,8 @@ class Step(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class KernelFigures(msgspec.Struct, frozen=True, kw_only=True):
+    """What was measured of one model, by contender."""
+
     model: str
     threads: int
     bandwidth: float  # bytes/s
@@ -120,19 +122,15 @@ def contenders(folder: Path, peers: Sequence[tuple[str, Path]], peers_python: st
 
 
 def with_plan_over_bytes(folder: Path, into: Path) -> Path:
-    """The model in `folder` once more in `into`, with the plan over a cache of bytes beside its other graphs, where
-    it allows one. Weights are linked where both folders are on one file system."""
-    into.mkdir(parents=True, exist_ok=True)
+    """The model in `folder` once more in `into`, which is made, with the plan over a cache of bytes beside its other
+    graphs, where it allows one. Files are linked where both folders are on one file system."""
+    into.mkdir(parents=True)
     for file in folder.iterdir():
-        target = into / file.name
-        target.unlink(missing_ok=True)
         try:
-            target.hardlink_to(file)
+            (into / file.name).hardlink_to(file)
         except OSError:
-            shutil.copyfile(file, target)
-    target = into / KERNEL_KV8_GRAPH_FILE
-    target.unlink(missing_ok=True)
-    write_kernel_plan(into / open_folder(into).graph_file, target, over_bytes=True)
+            shutil.copyfile(file, into / file.name)
+    write_kernel_plan(into / open_folder(into).graph_file, into / KERNEL_KV8_GRAPH_FILE, over_bytes=True)
     return into
 
 
@@ -173,7 +171,8 @@ def measure_kernels(
                 for name, values in speeds.items()
             ]
             if run.rows and costs:
-                steps.append(step_of(run, Spread.of(speeds[first]).median, costs, rounds * STEPS, bandwidth))
+                taken_s = sum(run.rows * STEPS / rate for rate in speeds[first])
+                steps.append(step_of(run.name, taken_s, costs, rounds * STEPS, bandwidth))
         memory = {name: read_memory(worker.pid, folder) for name, worker in workers.items()}
         return KernelFigures(
             model=folder.name,
@@ -210,13 +209,13 @@ def _seconds(run: Run, worker: Worker) -> float:
     return worker.steps(run.past, run.rows, STEPS) if run.rows else worker.prompt(PROMPT_TOKENS)
 
 
-def step_of(run: Run, tokens_per_s: float, costs: dict[str, dict[str, int]], steps: int, bandwidth: float) -> Step:
-    """What a step of `run` costs, from what the counters say of `steps` of them."""
-    step_s = run.rows / tokens_per_s
+def step_of(run: str, taken_s: float, costs: dict[str, dict[str, int]], steps: int, bandwidth: float) -> Step:
+    """What a step of `run` costs, from what `steps` of them took and what the counters say of them."""
+    step_s = taken_s / steps
     weights = sum(cost["weight_bytes"] for cost in costs.values()) / steps
     kv = sum(cost["kv_bytes"] for cost in costs.values()) / steps
     return Step(
-        run=run.name,
+        run=run,
         step_ms=1000 * step_s,
         weight_bytes=round(weights),
         kv_bytes=round(kv),

@@ -6,6 +6,7 @@ Its text is nonsense: it is for measuring speed at a size that no embedded model
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import msgspec
 import numpy as np
@@ -88,10 +89,8 @@ def _blocks(rng: np.random.Generator, rows: int, blocks: int, size: int) -> NDAr
     return data.reshape(rows, -1)
 
 
-def _describe(writer: object, shape: Shape) -> None:
-    from typing import Any
-
-    to: Any = writer
+def _describe(to: Any, shape: Shape) -> None:
+    """Everything but tensors, into a `GGUFWriter`."""
     numbers = {
         "block_count": shape.layers,
         "context_length": shape.context,

@@ -36,7 +36,6 @@ class BareGraph:
         self._max_batch = max_batch
         self._graph_file = graph_file
         self._kv: KvMemory | None = None
-        self._by: SessionSpec | None = None
         self._kernels: KernelLibrary | None = None
 
     def start(self) -> tuple[int, dict[str, str]]:
@@ -59,10 +58,9 @@ class BareGraph:
         graph_file = self._graph_file or model.graph_file
         model = msgspec.structs.replace(model, graph_file=graph_file)
         session = open_session(Path(source) / graph_file, threads)
-        self._decoder = Decoder(model, session, self._kv, max_batch=self._max_batch)
+        own = SessionSpec(threads=threads)
+        self._decoder = Decoder(model, session, self._kv, own=own, max_batch=self._max_batch)
         self._kernels = kernels_for(graph_file)
-        if self._kernels is not None:
-            self._kernels.use_threads(threads)
         for row in range(self._max_batch):
             self._decoder.show(row, row)
         self._fill(layout)

@@ -38,7 +38,7 @@ class BuildFailed(Exception):
 
 def build(suite: Suite, architecture: str, out: Path, *, fast: bool = False, kernels: bool = True) -> Path:
     """Build the package into the folder `out`; its path. Raises `BuildFailed`."""
-    if kernels and (reason := why_no_library(architecture)):
+    if kernels and (reason := why_no_library(MACHINES[architecture][0])):
         raise BuildFailed(f"{reason} (or build a slower package by --without-kernels)")
     version = _version()
     out.mkdir(parents=True, exist_ok=True)
@@ -79,7 +79,7 @@ def _install_packages(root: Path, suite: Suite, architecture: str, work: Path, *
     )
     trim_packages(site, image=False)
     if kernels:
-        build_library(architecture, site / PLACE, work / "headers", _run)
+        build_library(machine, site / PLACE, work / "headers", _run)
     if wrong := wrong_machine(root, number):
         raise BuildFailed(f"not for {architecture}: {', '.join(map(str, wrong))}")
     if missing := unmet(site, suite.python, machine):

@@ -17,15 +17,12 @@ PLACE = f"magnitude/kernels/{FILE}"
 # Tells scikit-build-core not to compile anything.
 WITHOUT = "--config-settings=wheel.cmake=false"
 
-# Debian's name of an architecture → the prefix of its compilers, and what CMake calls its processor.
-_TARGETS = {"amd64": ("x86_64-linux-gnu", "x86_64"), "arm64": ("aarch64-linux-gnu", "aarch64")}
 
-
-def why_no_library(architecture: str, which: Callable[[str], str | None] = shutil.which) -> str:
-    """Why the library cannot be compiled here for `architecture`, with what to do; "" where it can."""
-    prefix, _ = _TARGETS[architecture]
+def why_no_library(machine: str, which: Callable[[str], str | None] = shutil.which) -> str:
+    """Why the library cannot be compiled here for `machine` (x86_64 or aarch64), with what to do; "" where it can."""
     # Debian has a package of this name for its own architecture as well.
-    packages = {"cmake": "cmake", f"{prefix}-g++": f"g++-{prefix.replace('_', '-')}"}
+    package = f"g++-{machine.replace('_', '-')}-linux-gnu"
+    packages = {"cmake": "cmake", f"{machine}-linux-gnu-g++": package}
     missing = [program for program in packages if which(program) is None]
     if not missing:
         return ""
@@ -33,18 +30,17 @@ def why_no_library(architecture: str, which: Callable[[str], str | None] = shuti
     return f"the kernels cannot be compiled, {' and '.join(missing)} not found: sudo apt install {install}"
 
 
-def build_library(architecture: str, target: Path, headers: Path, run: Callable[..., object]) -> None:
-    """Compile the library into the file `target`. `headers` is the folder with ONNX Runtime's C headers, fetched
-    where they are not there; `run` runs a command and raises when it fails."""
-    prefix, processor = _TARGETS[architecture]
+def build_library(machine: str, target: Path, headers: Path, run: Callable[..., object]) -> None:
+    """Compile the library for `machine` into the file `target`. `headers` is the folder with ONNX Runtime's C
+    headers, fetched where they are not there; `run` runs a command and raises when it fails."""
     run(str(CHECKOUT / "scripts/onnxruntime-headers"), str(headers))
     with tempfile.TemporaryDirectory() as work:
         options = {
             "CMAKE_BUILD_TYPE": "Release",
-            "CMAKE_CXX_COMPILER": f"{prefix}-g++",
-            "CMAKE_STRIP": f"{prefix}-strip",
+            "CMAKE_CXX_COMPILER": f"{machine}-linux-gnu-g++",
+            "CMAKE_STRIP": f"{machine}-linux-gnu-strip",
             "CMAKE_SYSTEM_NAME": "Linux",
-            "CMAKE_SYSTEM_PROCESSOR": processor,
+            "CMAKE_SYSTEM_PROCESSOR": machine,
             "ONNXRUNTIME_INCLUDE_DIR": str(headers),
             "INSTALL_DIR": "lib",
             "CMAKE_INSTALL_PREFIX": f"{work}/installed",

@@ -86,7 +86,7 @@ def why_not(architecture: str) -> str:
         return "it needs root: files of the image belong to root, and to the service's own user"
     if missing := [name for name in NEEDED if not shutil.which(name)]:
         return f"{', '.join(missing)} not found: apt-get install mmdebstrap kmod cpio"
-    if reason := why_no_library(architecture):
+    if reason := why_no_library(MACHINES[architecture]):
         return reason
     foreign = architecture != own_architecture()
     handler = Path("/proc/sys/fs/binfmt_misc") / f"qemu-{MACHINES[architecture]}"
@@ -169,7 +169,7 @@ def build(
     with tempfile.TemporaryDirectory(dir=cache) as work_name:
         work = Path(work_name)
         wheel = build_wheel(work / "wheel", version=version, edit=edit)
-        build_library(architecture, work / "kernels.so", cache / "onnxruntime-headers", run)
+        build_library(MACHINES[architecture], work / "kernels.so", cache / "onnxruntime-headers", run)
         root = work / "tree"
         root.mkdir()
         tree.make_tree(

@@ -24,7 +24,7 @@ from image.debian.kernels_library import WITHOUT
 
 CHECKOUT = Path(__file__).resolve().parents[2]
 # What goes into the wheel, and therefore into its key.
-SOURCES = ("pyproject.toml", "README.md", "LICENSE", "kernels", "service", "systemd")
+SOURCES = ("pyproject.toml", "README.md", "LICENSE", "service", "systemd")
 # The oldest glibc that wheels may ask for: bookworm has 2.36.
 GLIBC_MINORS = (17, 24, 26, 27, 28, 31, 34, 35)
 # Debian's names of architectures, and those of wheels and of uname.

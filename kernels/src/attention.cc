@@ -9,6 +9,7 @@
 #include "attention_path.h"
 #include "checks.h"
 #include "error.h"
+#include "scratch.h"
 
 namespace magnitude {
 namespace {
@@ -47,10 +48,6 @@ struct Plan {
   int64_t counters_at;  // in bytes
   int64_t partials_at;
 };
-
-constexpr int64_t kAlignment = 64;
-
-int64_t aligned(int64_t bytes) { return (bytes + kAlignment - 1) / kAlignment * kAlignment; }
 
 int64_t first_position(const AttentionCall& call, int64_t row) {
   const int64_t position = call.rows.positions[row];

@@ -79,10 +79,6 @@ void rotate_rows(void* context, int64_t begin, int64_t end) {
   }
 }
 
-constexpr int64_t kAlignment = 64;
-
-int64_t aligned(int64_t bytes) { return (bytes + kAlignment - 1) / kAlignment * kAlignment; }
-
 }  // namespace
 
 int run_append(const AppendCall& call) {

@@ -9,7 +9,6 @@
 namespace magnitude {
 namespace {
 
-constexpr size_t kAlignment = 64;
 constexpr size_t kKeptBytes = MAGNITUDE_MEMORY_POOL_SIZE;
 
 struct Kept {
@@ -26,8 +25,8 @@ Scratch::Scratch(size_t bytes, ScratchOf which) : which_(which), data_(nullptr) 
   Kept& kept = kept_by_kind[static_cast<int>(which)];
   if (bytes > kept.bytes) {
     std::free(kept.data);
-    kept.bytes = (bytes + kAlignment - 1) / kAlignment * kAlignment;
-    kept.data = std::aligned_alloc(kAlignment, kept.bytes);
+    kept.bytes = static_cast<size_t>(aligned(static_cast<int64_t>(bytes)));
+    kept.data = std::aligned_alloc(kScratchAlignment, kept.bytes);
     if (kept.data == nullptr) kept.bytes = 0;
   }
   data_ = static_cast<unsigned char*>(kept.data);

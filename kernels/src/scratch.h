@@ -4,8 +4,14 @@
 #define MAGNITUDE_KERNELS_SCRATCH_H_
 
 #include <stddef.h>
+#include <stdint.h>
 
 namespace magnitude {
+
+// A cache line, to whose border parts of such memory are rounded up.
+constexpr int64_t kScratchAlignment = 64;
+
+inline int64_t aligned(int64_t bytes) { return (bytes + kScratchAlignment - 1) / kScratchAlignment * kScratchAlignment; }
 
 // Whose memory it is: of an operator's innermost call, or of what makes several such calls and keeps rows between them.
 enum class ScratchOf { kCall, kAround };

@@ -120,7 +120,9 @@ class Service:
         self._roots = roots
         self._kept = kept = kept or KeptMemory()
         allowance = self._allowance(_room_bytes(effective_memory(roots), kept.inherited_bytes()))
-        board = BoardFacts(usable_threads=allowance.threads, no_kernels=kernels.why_not())
+        # Asked only where it matters: the answer loads the library.
+        no_kernels = kernels.why_not() if settings.engine.graph == "kernels" else ""
+        board = BoardFacts(usable_threads=allowance.threads, no_kernels=no_kernels)
         draft = find_draft_model(settings, paths.models)
         free_bytes = allowance.memory_bytes - draft_bytes(draft, settings.engine)
         selection = select(settings, find_models(settings, paths.models))

@@ -58,6 +58,15 @@ def test_what_a_service_tells_is_read_without_what_a_service_needs() -> None:
     assert printed_by(program) == "set()"
 
 
+def test_a_service_that_asks_for_kernels_has_no_numpy_and_no_onnx_runtime() -> None:
+    """Engines need them, a service does not."""
+    program = (
+        "import sys; import magnitude.service; from magnitude.kernels.library import kernels; kernels.why_not();"
+        "print({'numpy', 'onnxruntime'} & set(sys.modules))"
+    )
+    assert printed_by(program) == "set()"
+
+
 def printed_by(program: str) -> str:
     result = subprocess.run(
         [sys.executable, "-c", program],

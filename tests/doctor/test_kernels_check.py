@@ -6,19 +6,20 @@ import json
 import shutil
 from pathlib import Path
 
+import msgspec
 import pytest
 
-from magnitude.config import Settings
+from magnitude.config import EngineSettings, Settings
 from magnitude.doctor import DoctorContext
 from magnitude.doctor.checks import kernels
-from magnitude.kernels.library import KernelLibrary
+from magnitude.kernels.library import VERSION, KernelLibrary
 from magnitude.kernels.locate import VARIABLE
 from magnitude.paths import find_paths
 
 
 def context(home: Path, python: str | None = None) -> DoctorContext:
     made = DoctorContext(settings=Settings(), paths=find_paths({"MAGNITUDE_HOME": str(home)}))
-    return made if python is None else DoctorContext(settings=made.settings, paths=made.paths, python=python)
+    return made if python is None else msgspec.structs.replace(made, python=python)
 
 
 def test_a_library_that_loads_is_named_with_its_instruction_set(
@@ -27,9 +28,17 @@ def test_a_library_that_loads_is_named_with_its_instruction_set(
     monkeypatch.setenv(VARIABLE, str(kernels_here.path))
     finding = kernels.check(context(tmp_path))
     assert finding.level == "ok"
-    assert "Kernels of version" in finding.title
-    assert finding.title.endswith("reference") or "on " in finding.title
-    assert str(kernels_here.path) in finding.detail
+    assert finding.title == f"Kernels of version {VERSION}, on {kernels_here.instruction_set}"
+    assert finding.detail.startswith(f"{kernels_here.path}\nNot used: engine.graph is serving")
+
+
+def test_kernels_that_are_asked_for_are_not_called_unused(
+    kernels_here: KernelLibrary, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv(VARIABLE, str(kernels_here.path))
+    settings = Settings(engine=EngineSettings(graph="kernels"))
+    finding = kernels.check(msgspec.structs.replace(context(tmp_path), settings=settings))
+    assert finding.detail == str(kernels_here.path)
 
 
 def test_without_a_library_it_says_what_is_lost_and_how_to_have_it(

@@ -280,6 +280,19 @@ def test_rows_that_do_not_fit_are_errors(operators: Path, over_bytes: bool) -> N
         Attention(operators, over_bytes=over_bytes, kv_heads=4)
 
 
+def test_memory_of_the_caller_s_is_never_written_beyond_its_end(operators: Path, over_bytes: bool) -> None:
+    """A cache that is bound as past and present cannot grow."""
+    attention = Attention(operators, over_bytes=over_bytes)
+    attention.caches = {name: cache[:, :, :150].copy() for name, cache in attention.caches.items()}
+    binding = attention.bind()
+    for name, array in (prompt(4) | {"positions": np.array([147, 148, 149, 150])}).items():
+        binding.bind_cpu_input(name, array)
+    binding.bind_output("y")
+    with pytest.raises(Exception, match=r"(?i)shape"):
+        attention.session.run_with_iobinding(binding)
+    assert not any(held.numpy().any() for held in attention.held.values())
+
+
 def test_no_rows_are_no_error(operators: Path, over_bytes: bool) -> None:
     assert Attention(operators, over_bytes=over_bytes).run(prompt(0)).shape == (0, HEADS * HEAD_SIZE)
 

@@ -12,7 +12,7 @@ import pytest
 
 CHECKOUT = Path(__file__).resolve().parents[2]
 # ELF's number of a machine (elf.h, EM_...), at byte 18.
-MACHINES = {"amd64": 62, "arm64": 183}
+MACHINES = {"x86_64": 62, "aarch64": 183}
 
 
 @pytest.fixture(autouse=True)
@@ -26,19 +26,19 @@ def run(*command: str) -> None:
     assert done.returncode == 0, done.stdout + done.stderr
 
 
-@pytest.mark.parametrize("architecture", MACHINES)
-def test_it_is_compiled_for_either_architecture(tmp_path: Path, architecture: str) -> None:
+@pytest.mark.parametrize("machine", MACHINES)
+def test_it_is_compiled_for_either_machine(tmp_path: Path, machine: str) -> None:
     from image.debian.kernels_library import PLACE, build_library, why_no_library
 
-    if reason := why_no_library(architecture):
+    if reason := why_no_library(machine):
         if os.environ.get("MAGNITUDE_SYSTEM_TESTS") == "required":
             pytest.fail(reason, pytrace=False)
         pytest.skip(reason)
     target = tmp_path / "site" / PLACE
-    build_library(architecture, target, tmp_path / "headers", run)
+    build_library(machine, target, tmp_path / "headers", run)
     head = target.read_bytes()[:20]
     assert head[:4] == b"\x7fELF"
-    assert int.from_bytes(head[18:20], "little") == MACHINES[architecture]
+    assert int.from_bytes(head[18:20], "little") == MACHINES[machine]
     # The service would refuse one without operators.
     assert b"RegisterCustomOps" in target.read_bytes()
 
@@ -46,9 +46,9 @@ def test_it_is_compiled_for_either_architecture(tmp_path: Path, architecture: st
 def test_what_is_missing_is_named_with_its_package() -> None:
     from image.debian.kernels_library import why_no_library
 
-    reason = why_no_library("arm64", lambda name: None if name == "aarch64-linux-gnu-g++" else name)
+    reason = why_no_library("aarch64", lambda name: None if name == "aarch64-linux-gnu-g++" else name)
     assert reason.endswith("aarch64-linux-gnu-g++ not found: sudo apt install g++-aarch64-linux-gnu")
-    reason = why_no_library("amd64", lambda name: None)
+    reason = why_no_library("x86_64", lambda name: None)
     assert reason.endswith("sudo apt install cmake g++-x86-64-linux-gnu")
 
 

@@ -28,7 +28,7 @@ class BoardFacts(msgspec.Struct, frozen=True, kw_only=True):
     """What the choice needs to know of the board."""
 
     usable_threads: int  # min(affinity, floor(CPU quota)), at least 1
-    no_kernels: str = ""  # why there are no kernels here, as a sentence; "" where there are
+    no_kernels: str = ""  # why there are no kernels here, as a sentence; "" where there are, or none are asked for
 
 
 # Slots for each generation that can run. An agent's turn spends about three quarters of its time waiting for tools

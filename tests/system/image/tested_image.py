@@ -27,6 +27,7 @@ BAD = "99.2.0"
 MADE_OF = (
     *SOURCES,
     "image",
+    "kernels",
     HERE / "tested_image.py",
     HERE / "ready.py",
     HERE / "broken_slots.py",

@@ -8,13 +8,14 @@ from __future__ import annotations
 import json
 import subprocess
 
+import msgspec
+
 from magnitude.doctor.context import DoctorContext
 from magnitude.doctor.finding import Finding
 from magnitude.kernels.locate import VARIABLE
 
 LOAD_S = 60.0  # importing NumPy and a library of 170 KB from a slow card, with a wide margin
 
-# The file is searched for where this installation, and not the child's folder, has it.
 PROGRAM = """
 import json
 from magnitude.errors import MagnitudeError
@@ -28,9 +29,10 @@ print(json.dumps(said))
 """
 
 _LOST = (
-    "Decoders run on ONNX Runtime's own operators alone. What kernels gain is in docs/performance.md (Kernels): "
+    "Decoders can run on ONNX Runtime's own operators alone. What kernels gain is in docs/performance.md (Kernels): "
     "faster answers and prompts, threads that can change at each step, less memory."
 )
+_UNUSED = "Not used: engine.graph is serving. With engine.graph: kernels, decoders are loaded by their kernel plans"
 _FIX = (
     "Install a package or wheel that has them; from a checkout: a C++ compiler and scripts/onnxruntime-headers, then "
     "install again (README)"
@@ -46,7 +48,10 @@ def check(context: DoctorContext) -> Finding:
         return _lost(f"The library of kernels did not load within {LOAD_S:.0f} s", "Look at the storage")
     except OSError as error:
         return _lost(f"{context.python} cannot be started", str(error))
-    return judge(child.returncode, child.stdout, child.stderr, without_plan(context))
+    found = judge(child.returncode, child.stdout, child.stderr, without_plan(context))
+    if found.level == "ok" and context.settings.engine.graph == "serving":
+        return msgspec.structs.replace(found, detail=f"{found.detail}\n{_UNUSED}".strip())
+    return found
 
 
 def without_plan(context: DoctorContext) -> tuple[str, ...]:

@@ -45,6 +45,9 @@ def fuse_products(nodes: Sequence[Any], outputs: Iterable[str]) -> list[Any]:
 
 
 class _Fusing:
+    """Who gives and reads each value, as it was before anything was taken over; no step asks for a value that another
+    one has made."""
+
     def __init__(self, nodes: Sequence[Any], outputs: frozenset[str]) -> None:
         self._outputs = outputs
         self._producer = {name: node for node in nodes for name in node.output if name}
@@ -70,7 +73,7 @@ class _Fusing:
         if any(name in self._outputs for name in between) or len(self._readers[multiply.input[1]]) > 1:
             return
         product.attribute.append(helper.make_attribute("gated", 1))
-        self._rename_output(product, multiply.output[0])
+        product.output[0] = multiply.output[0]
         self.gone |= {id(node) for node in (split, silu, multiply)}
 
     def take_norm(self, norm: Any) -> None:
@@ -86,15 +89,12 @@ class _Fusing:
             if branch is None or not _is_product(branch) or not self._only(norm.input[1], norm):
                 return
             give_input(branch, RESIDUAL, stream)
-            self._readers.setdefault(stream, []).append(branch)
-            self._rename_output(branch, summed)
-            stream = summed
+            stream = branch.output[0] = summed
         epsilon = _attribute(norm, "epsilon", 1e-5)
         for reader in self._readers[normed]:
             for place, name in enumerate(reader.input):
                 if name == normed:
                     reader.input[place] = stream
-            self._readers.setdefault(stream, []).append(reader)
         for product in products:
             give_input(product, GAIN, gain)
             product.attribute.append(helper.make_attribute("epsilon", epsilon))
@@ -119,10 +119,6 @@ class _Fusing:
 
     def _only(self, value: str, reader: Any) -> bool:
         return value not in self._outputs and [id(node) for node in self._readers[value]] == [id(reader)]
-
-    def _rename_output(self, product: Any, name: str) -> None:
-        product.output[0] = name
-        self._producer[name] = product
 
 
 def _is_product(node: Any) -> bool:

@@ -14,7 +14,7 @@ Norms, gates and the residual stream go into the products as well (`kernel_fusio
 Where the KV cache is float32 the attention is ours as well: `ai.magnitude.Attention` turns queries and keys, writes
 what is new to the same cache that GroupQueryAttention has, in place, and attends to it on the kernels' own threads.
 
-The codes of a product may be given to a session in packed form (`PACKED_PRODUCTS` in the graph's metadata says where
+The codes of a product may be given to a session in packed form (`KERNEL_PRODUCTS` in the graph's metadata says where
 they and what goes with them lie), so that sessions share one mapped copy.
 """
 
@@ -207,13 +207,13 @@ class _Rewriter:
         for node in nodes:
             for index, name in enumerate(node.input):
                 node.input[index] = self._same.get(name, name)
-        wanted = {output.name for output in self._graph.output}
+        outputs = [output.name for output in self._graph.output]
+        wanted = set(outputs)
         kept = []
         for node in reversed(nodes):
             if wanted.intersection(node.output):
                 kept.append(node)
                 wanted.update(node.input)
-        outputs = [output.name for output in self._graph.output]
         kept = fuse_products(kept[::-1], outputs)
         del self._graph.node[:]
         self._graph.node.extend(kept)
