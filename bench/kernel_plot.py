@@ -16,10 +16,17 @@ def plot_roofline(figures: KernelFigures, target: Path) -> None:
     matplotlib.rcParams["svg.hashsalt"] = "magnitude"
     from matplotlib import pyplot
 
-    roof = figures.bandwidth / 1e9
+    roofs = [step.read_rate.scaled(1e-9) for step in figures.steps]
     figure, axes = pyplot.subplots(figsize=(8, 4.2))
-    axes.axhline(roof, color="black", linewidth=0.8)
-    axes.text(0, roof, f" memory read by {figures.threads} threads: {roof:.1f} GB/s", va="bottom", fontsize="small")
+    axes.errorbar(
+        range(len(roofs)),
+        [roof.median for roof in roofs],
+        [[roof.median - roof.low for roof in roofs], [roof.high - roof.median for roof in roofs]],
+        fmt="_k",
+        markersize=60,
+        linewidth=0.8,
+        label=f"memory read by {figures.threads} threads, meanwhile",
+    )
     axes.bar(range(len(figures.steps)), [weights_rate(step) for step in figures.steps], label="weights")
     axes.bar(
         range(len(figures.steps)),
@@ -31,6 +38,7 @@ def plot_roofline(figures: KernelFigures, target: Path) -> None:
     axes.set_xticks(range(len(figures.steps)), labels, fontsize="small")
     axes.set_ylabel("GB/s that a decode step reads")
     axes.set_title(f"{figures.model}, {figures.facts and next(iter(figures.facts))}")
+    axes.set_ylim(bottom=0)
     axes.legend(fontsize="small", loc="lower right")
     figure.tight_layout()
     # No date in the file and fixed ids, so that the same figures give the same bytes.

@@ -13,7 +13,7 @@ from bench.spread import Spread
 
 
 def print_figures(console: Console, figures: KernelFigures) -> None:
-    console.print(f"{figures.model}, {figures.threads} threads, reads {figures.bandwidth / 1e9:.1f} GB/s")
+    console.print(f"{figures.model}, {figures.threads} threads")
     for name, facts in figures.facts.items():
         told = ", ".join(f"{key} {value}" for key, value in facts.items())
         distance = figures.kl_nats.get(name)
@@ -28,7 +28,7 @@ def print_figures(console: Console, figures: KernelFigures) -> None:
         table.add_row(run, *cells)
     console.print(table)
     if figures.steps:
-        table = Table("step", "ms", "weights, MB", "KV, MB", "of the bandwidth", "operators, µs (calls)")
+        table = Table("step", "ms", "weights, MB", "KV, MB", "reads, GB/s", "share", "operators, µs (calls)")
         for step in figures.steps:
             operators = ", ".join(
                 f"{name} {taken:.0f} ({step.calls[name]:.0f})" for name, taken in step.operators_us.items()
@@ -38,6 +38,7 @@ def print_figures(console: Console, figures: KernelFigures) -> None:
                 f"{step.step_ms:.2f}",
                 f"{step.weight_bytes / 1e6:.1f}",
                 f"{step.kv_bytes / 1e6:.1f}",
+                spread(step.read_rate.scaled(1e-9)),
                 f"{step.bandwidth_share:.0%}",
                 operators,
             )
@@ -59,7 +60,8 @@ def print_switch(console: Console, cost: SwitchCost) -> None:
 def print_engines(console: Console, engines: list[EngineMemory]) -> None:
     for engine in engines:
         line = memory_line(f"engine with engine.graph: {engine.graph}", engine.memory)
-        console.print(f"{line}; packed weights among the files {engine.packed_bytes / 1e6:.0f}", markup=False)
+        packed = f"packed weights among the files {engine.packed_bytes / 1e6:.0f}"
+        console.print(f"{line}; {packed}; first start, idle: {engine.first_bytes / 1e6:.0f}", markup=False)
 
 
 def memory_line(name: str, use: MemoryUse) -> str:

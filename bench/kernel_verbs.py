@@ -30,7 +30,6 @@ def kernels(
     plot: Annotated[Path | None, typer.Option(help="Write the roofline as a picture.")] = None,
 ) -> None:
     """Kernel plans beside the serving graph and llama.cpp: speed, distance from float, bytes, memory, threads."""
-    from bench.bandwidth import read_bandwidth
     from bench.kernel_memory import engine_memory
     from bench.kernel_plot import plot_roofline
     from bench.kernel_report import print_engines, print_figures, print_switch
@@ -53,15 +52,13 @@ def kernels(
         # On the file system of the models, whose weights are linked.
         home().mkdir(parents=True, exist_ok=True)
         scratch = Path(stack.enter_context(tempfile.TemporaryDirectory(dir=home(), prefix="bench-")))
-        status = stack.enter_context(console.status("memory bandwidth"))
+        status = stack.enter_context(console.status(""))
         whole = with_plan_over_bytes(folder, scratch / folder.name)
         plans = contenders(whole, peers, peers_python() if peers else "")
-        bandwidth = read_bandwidth(machine.threads)
         try:
             figures = measure_kernels(
                 whole,
                 plans,
-                bandwidth,
                 threads=machine.threads,
                 rounds=rounds,
                 runs=[run for run in RUNS if run.past <= longest],
@@ -73,7 +70,7 @@ def kernels(
         status.update("threads")
         switch = measure_switch(described)
         status.update("memory of engines")
-        engines = [engine_memory(folder, graph) for graph in ("kernels", "serving")]
+        engines = [engine_memory(whole, graph) for graph in ("kernels", "serving")]
     print_figures(console, figures)
     print_switch(console, switch)
     print_engines(console, engines)

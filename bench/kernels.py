@@ -13,6 +13,7 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
+from bench.bandwidth import MemoryReader
 from bench.contender import ContenderPlan, Worker
 from bench.memory import MemoryUse, read_memory
 from bench.spread import Spread, paired_ratio
@@ -66,12 +67,14 @@ class Rate(msgspec.Struct, frozen=True, kw_only=True):
 
 class Step(msgspec.Struct, frozen=True, kw_only=True):
     """What one decode step of a kernel plan reads, and how long its operators take of the step, as means over all
-    steps of all rounds. `bandwidth_share`: of what the machine can read in that time."""
+    steps of all rounds. `read_rate`: bytes a second that as many threads read in the same rounds; `bandwidth_share`:
+    what the step reads a second, of the median of these."""
 
     run: str
     step_ms: float
     weight_bytes: int
     kv_bytes: int
+    read_rate: Spread
     bandwidth_share: float
     operators_us: dict[str, float]
     calls: dict[str, float]
@@ -82,7 +85,6 @@ class KernelFigures(msgspec.Struct, frozen=True, kw_only=True):
 
     model: str
     threads: int
-    bandwidth: float  # bytes/s
     facts: dict[str, dict[str, str]]  # by contender
     kl_nats: dict[str, float]  # from float activations and the source's own weights, over the golden texts
     rates: tuple[Rate, ...]
@@ -137,7 +139,6 @@ def with_plan_over_bytes(folder: Path, into: Path) -> Path:
 def measure_kernels(
     folder: Path,
     plans: Sequence[ContenderPlan],
-    bandwidth: float,
     *,
     threads: int,
     rounds: int,
@@ -156,10 +157,11 @@ def measure_kernels(
             worker.load(threads, context)
         progress("distance from float")
         kl = distances(folder, workers, min(TEXT_TOKENS, context))
+        reader = MemoryReader(threads)
         rates: list[Rate] = []
         steps: list[Step] = []
         for run in runs:
-            speeds, costs = _speeds(run, workers, rounds, progress)
+            speeds, read, costs = _speeds(run, workers, reader, rounds, progress)
             first = next(iter(speeds))
             rates += [
                 Rate(
@@ -172,12 +174,11 @@ def measure_kernels(
             ]
             if run.rows and costs:
                 taken_s = sum(run.rows * STEPS / rate for rate in speeds[first])
-                steps.append(step_of(run.name, taken_s, costs, rounds * STEPS, bandwidth))
+                steps.append(step_of(run.name, taken_s, costs, rounds * STEPS, Spread.of(read)))
         memory = {name: read_memory(worker.pid, folder) for name, worker in workers.items()}
         return KernelFigures(
             model=folder.name,
             threads=threads,
-            bandwidth=bandwidth,
             facts={name: worker.facts for name, worker in workers.items()},
             kl_nats=kl,
             rates=tuple(rates),
@@ -188,28 +189,31 @@ def measure_kernels(
 
 
 def _speeds(
-    run: Run, workers: dict[str, Worker], rounds: int, progress: Callable[[str], None]
-) -> tuple[dict[str, list[float]], dict[str, dict[str, int]]]:
-    """Tokens a second by contender and round, and what operators of the first one cost over all rounds."""
+    run: Run, workers: dict[str, Worker], reader: MemoryReader, rounds: int, progress: Callable[[str], None]
+) -> tuple[dict[str, list[float]], list[float], dict[str, dict[str, int]]]:
+    """Tokens a second by contender and round, how fast memory was read in these, and what operators of the first one
+    cost over all rounds."""
     for name, worker in workers.items():
         progress(f"{run.name}: {name} gets there")
         _seconds(run, worker)
     first = next(iter(workers.values()))
     first.costs()
     speeds: dict[str, list[float]] = {name: [] for name in workers}
+    read = []
     for round_ in range(rounds):
         progress(f"{run.name}: round {round_ + 1} of {rounds}")
         for name, worker in workers.items():
             tokens = run.rows * STEPS if run.rows else PROMPT_TOKENS
             speeds[name].append(tokens / _seconds(run, worker))
-    return speeds, first.costs()
+        read.append(reader.rate())
+    return speeds, read, first.costs()
 
 
 def _seconds(run: Run, worker: Worker) -> float:
     return worker.steps(run.past, run.rows, STEPS) if run.rows else worker.prompt(PROMPT_TOKENS)
 
 
-def step_of(run: str, taken_s: float, costs: dict[str, dict[str, int]], steps: int, bandwidth: float) -> Step:
+def step_of(run: str, taken_s: float, costs: dict[str, dict[str, int]], steps: int, read: Spread) -> Step:
     """What a step of `run` costs, from what `steps` of them took and what the counters say of them."""
     step_s = taken_s / steps
     weights = sum(cost["weight_bytes"] for cost in costs.values()) / steps
@@ -219,7 +223,8 @@ def step_of(run: str, taken_s: float, costs: dict[str, dict[str, int]], steps: i
         step_ms=1000 * step_s,
         weight_bytes=round(weights),
         kv_bytes=round(kv),
-        bandwidth_share=(weights + kv) / step_s / bandwidth,
+        read_rate=read,
+        bandwidth_share=(weights + kv) / step_s / read.median,
         operators_us={name: cost["nanoseconds"] / steps / 1000 for name, cost in costs.items() if cost["calls"]},
         calls={name: cost["calls"] / steps for name, cost in costs.items() if cost["calls"]},
     )

@@ -22,6 +22,10 @@ class Spread(msgspec.Struct, frozen=True, kw_only=True):
             raise ValueError("no values to take a median of")
         return cls(median=median(values), low=min(values), high=max(values))
 
+    def scaled(self, factor: float) -> Spread:
+        """In another unit."""
+        return Spread(median=self.median * factor, low=self.low * factor, high=self.high * factor)
+
 
 def paired_ratio(ours: Sequence[float], theirs: Sequence[float]) -> Spread:
     """Spread of ours/theirs, round by round.

@@ -9,11 +9,12 @@ import numpy as np
 import pytest
 from rich.console import Console
 
-from bench.bandwidth import read_bandwidth
+from bench.bandwidth import MemoryReader
 from bench.kernel_plot import kv_rate, plot_roofline, weights_rate
 from bench.kernel_report import print_figures, print_switch
 from bench.kernel_switch import switch_cost
 from bench.kernels import SERVING, Run, contenders, measure_kernels, step_of, with_plan_over_bytes
+from bench.spread import Spread
 from bench.synthetic_gguf import Shape, write_synthetic
 from magnitude.kernels.library import KernelLibrary
 from magnitude.kernels.locate import VARIABLE
@@ -29,7 +30,7 @@ def test_a_step_s_share_of_the_bandwidth_is_what_it_reads_in_its_time() -> None:
         "attention": {"calls": 10, "nanoseconds": 1_000_000, "weight_bytes": 0, "kv_bytes": 200_000_000, "rows": 10},
         "append": {"calls": 0, "nanoseconds": 0, "weight_bytes": 0, "kv_bytes": 0, "rows": 0},
     }
-    step = step_of("2 rows at 32", 0.1, costs, 10, 20e9)
+    step = step_of("2 rows at 32", 0.1, costs, 10, Spread(median=20e9, low=19e9, high=30e9))
     assert step.step_ms == pytest.approx(10)
     assert (step.weight_bytes, step.kv_bytes) == (80_000_000, 20_000_000)
     assert step.bandwidth_share == pytest.approx(100e6 / 0.010 / 20e9)
@@ -40,7 +41,7 @@ def test_a_step_s_share_of_the_bandwidth_is_what_it_reads_in_its_time() -> None:
 
 def test_bandwidth_is_a_rate(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("bench.bandwidth.BUFFER_BYTES", 1 << 20)
-    rate = read_bandwidth(2, rounds=2)
+    rate = MemoryReader(2).rate()
     assert math.isfinite(rate)
     assert rate > 0
 
@@ -90,7 +91,7 @@ def test_a_model_s_graphs_are_run_in_turns_and_told(
     plans = contenders(folder, [], "python")
     assert [plan.name for plan in plans] == ["kernels.onnx", "kernels-kv8.onnx", SERVING]
     runs = (Run(rows=1, past=8), Run(rows=4, past=8), Run(rows=0, past=0))
-    figures = measure_kernels(folder, plans, 1e9, threads=1, rounds=2, runs=runs, progress=lambda what: None)
+    figures = measure_kernels(folder, plans, threads=1, rounds=2, runs=runs, progress=lambda what: None)
     assert {(rate.run, rate.contender) for rate in figures.rates} == {
         (run.name, plan.name) for run in runs for plan in plans
     }
